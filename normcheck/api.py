@@ -230,7 +230,7 @@ def _implementation(fn: Any, op: str) -> tuple[Implementation, str]:
             "of its own: lambda x, w, b, eps: torch.func.functional_call(module, {'weight': w}, (x,))"
         )
     name = one_line(getattr(fn, "__name__", type(fn).__name__), 120)
-    adapted = adapt(fn, name)
+    adapted = adapt(fn, name, OPS[op])
     op = with_residual(op, adapted.named)
     require_named(adapted, fn, OPS[op], name)
     return discovery.wrapped(adapted, op, name, _source(fn)), _spec(fn)

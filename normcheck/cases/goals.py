@@ -258,15 +258,16 @@ def sizes_of(claims: Claims, extent: Extent, seed: int) -> Sizes:
         chosen = [*first, *(size for size in sizes if size not in first)][: max(most, len(first))]
         return tuple(size for size in sizes if size in chosen)
 
-    tallest = min(extent.rows, extent.elements // (min(HEAD_SIZES) if claims.only_heads else claims.columns))
     longest = min(extent.columns, extent.elements)
-    heights = {low: some("M", own, extent.heights, tallest, COMMON_ROWS) for low, own in ROWS_OF_CLASS.items()}
     of_groups = {n: octave_of(n) for n in claims.multiples}
     every = (
         (*own, *(n for n in of_groups if of_groups[n] == octave and n not in own)) for octave, own in OCTAVES.items()
     )
     octaves = [some("N", own, extent.widths, longest, COMMON_COLUMNS) for own in every]
     columns = [n for own in octaves for n in own]
+    narrowest = min(HEAD_SIZES) if claims.only_heads else min(columns, default=claims.columns)  # that is not refused
+    tallest = min(extent.rows, extent.elements // max(narrowest, claims.columns))
+    heights = {low: some("M", own, extent.heights, tallest, COMMON_ROWS) for low, own in ROWS_OF_CLASS.items()}
     if claims.only_heads:
         few = row_class(_FEW_HEADS)
         heights[few] = (_FEW_HEADS,) if claims.admits("M", _FEW_HEADS) else heights[few]

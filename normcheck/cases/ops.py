@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from types import MappingProxyType
 
 from normcheck.cases.op import Op
-from normcheck.cases.tensor_names import RESIDUAL_GATE
+from normcheck.cases.tensor_names import RESIDUAL, RESIDUAL_GATE
 
 TABLE = (
     Op(
@@ -236,12 +236,12 @@ OPS: Mapping[str, Op] = MappingProxyType(
 
 
 def with_residual(op: str, named: Collection[str]) -> str:
-    """``op``, or the one that also adds a residual if a kernel of a modulated ``op`` takes a gate of it by name.
+    """``op``, or the one that also adds a residual if a kernel of a modulated ``op`` takes one, or its gate, by name.
 
     ``named``: what the kernel must be given by name.
     """
     fused = f"fused_add_{op}"
-    return fused if RESIDUAL_GATE in named and fused in OPS and OPS[fused].gates_residual else op
+    return fused if {RESIDUAL, RESIDUAL_GATE} & {*named} and fused in OPS and OPS[fused].gates_residual else op
 
 
 def names_of(holds: Callable[[Op], bool]) -> tuple[str, ...]:

@@ -32,7 +32,7 @@ from normcheck.circumstances import InContext
 from normcheck.contexts.kernel import Launched
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.conventions import Convention, candidates, plainest, with_convention
+from normcheck.oracle.conventions import Convention, candidates, plainest, require_values, with_convention
 from normcheck.oracle.gated import why_no_groups
 from normcheck.oracle.judge import Checked, Reference, judge_of
 from normcheck.oracle.judging import Begun, anticipate, begin_forward, judge_forward, judge_gradients
@@ -196,7 +196,9 @@ def model_of(implementation: Implementation, case: Case, device: str) -> Model:
     """The undeclared model, with what the implementation declares about its arithmetic in this case."""
     declared = call.model(implementation, case)
     base = undeclared_model(implementation, device)
-    return declared_model(base, declared, implementation.name) if declared else base
+    model = declared_model(base, declared, implementation.name) if declared else base
+    require_values(OPS[implementation.op], declared or {}, implementation.name)
+    return model
 
 
 def _checked(
@@ -225,14 +227,11 @@ def _checked(
         running, conventions = fit.running, fit.conventions
         begun, saved, gradients = _judged(running, outputs, problems, by_graph)
         second = gradients.second or second
-        checked = begun() + gradients.checked
-        if all(c.comparison.ratio <= 1 for c in gradients.checked):
+        special = _special(running, kept, gradients, saved)
+        checked = begun() + gradients.checked + special
+        if all(c.comparison.ratio <= 1 for c in gradients.checked + special):
             break
     seen = Seen(outputs, gradients.end_to_end, gradients.refused)
-    if kept and (op.adds_residual or not op.quantises):  # of codes nobody agrees what becomes of a NaN
-        returned = {**kept, **gradients.end_to_end} if not op.quantises else _only(RESIDUAL_OUT, kept)
-        summed = replace(running.pristine, x=running.judge.x) if running.judge.sums else running.pristine
-        checked += judge_special(op, case, summed, returned, running.model, saved.doubt)
     result = Result(
         case,
         running.model,
@@ -248,6 +247,16 @@ def _checked(
         open=tuple(dict.fromkeys(key for convention in undecided for key, _ in convention)),
     )
     return result, None if unusable else saved, second
+
+
+def _special(running: InFlight, kept: dict[str, Tensor], gradients: Gradients, saved: Reference) -> tuple[Checked, ...]:
+    """Which elements of what was returned are finite, if the case is special; ``kept``: what its forward returned."""
+    op = running.op
+    if not kept or (op.quantises and not op.adds_residual):  # of codes nobody agrees what becomes of a NaN
+        return ()
+    returned = {**kept, **gradients.end_to_end} if not op.quantises else _only(RESIDUAL_OUT, kept)
+    summed = replace(running.pristine, x=running.judge.x) if running.judge.sums else running.pristine
+    return judge_special(op, running.case, summed, returned, running.model, saved.doubt)
 
 
 def _judged(

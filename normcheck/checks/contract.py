@@ -11,7 +11,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs, torch_dtype
 from normcheck.cases.op import Op
-from normcheck.cases.tensor_names import BY_NAME, CODES, DRESIDUAL_GATE, RESIDUAL_OUT, SCALE
+from normcheck.cases.tensor_names import CODES, DRESIDUAL_GATE, RESIDUAL_OUT, SCALE
 from normcheck.oracle.bitmask import packed_columns
 from normcheck.oracle.conventions import OPEN
 from normcheck.oracle.gated import groups_of
@@ -101,13 +101,11 @@ def usable_gradients(
     usable: dict[str, Tensor] = {}
     problems: list[Problem] = []
     leaves = inputs.leaves
-    named = "".join(f", {gradient}" for gradient in BY_NAME.values() if gradient in leaves)
-    bare = inputs.shift is not None or inputs.cos is not None
-    gives = f"dx{named}" if bare else f"dx{named}, dw and, with a bias, db"
     for name, like in leaves.items():
         if name not in returned and name == DRESIDUAL_GATE and not by_graph:
             continue
         if name not in returned:
+            gives = f"{', '.join(leaves)}; this one gave {', '.join(sorted(returned)) or 'none'}"
             problems.append(Problem("missing", name, f"{name} was not returned: a backward gives {gives}"))
             continue
         tensor = returned[name].detach().resolve_neg()

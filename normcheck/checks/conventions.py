@@ -13,6 +13,9 @@ from normcheck.oracle.conventions import Convention, candidates, plainest, with_
 from normcheck.oracle.judge import Judge, judge_of
 from normcheck.oracle.judging import judge_forward
 
+_UNFIT = 2.0
+"""The ratio of a convention whose sum is not the kernel's."""
+
 _NO_DETAILS = dict.fromkeys(ROOT_FIRST, 1.0)
 
 
@@ -94,7 +97,12 @@ def _judge(running: InFlight, convention: Convention, *, details: bool) -> Judge
 
 
 def _worst(judge: Judge, outputs: Mapping[str, Tensor]) -> float:
-    """The largest ratio of what depends on the convention; infinite if one is NaN."""
+    """The largest ratio of what depends on the convention; infinite if one is NaN.
+
+    So does the sum that a gate is part of: one that does not fit is no kernel's, but says nothing of how near y is.
+    """
     checked, _ = judge_forward(judge, outputs)
-    ratios = [c.comparison.ratio for c in checked if c.output != RESIDUAL_OUT]
-    return max((ratio if ratio == ratio else float("inf") for ratio in ratios), default=0.0)
+    ratios = {c.output: c.comparison.ratio for c in checked}
+    of_sum = ratios.pop(RESIDUAL_OUT, 0.0)
+    worst = max((ratio if ratio == ratio else float("inf") for ratio in ratios.values()), default=0.0)
+    return worst if not judge.op.gates_residual or of_sum <= 1 else max(worst, _UNFIT)

@@ -12,6 +12,7 @@ from normcheck.checks.batch_invariance import among_other_rows
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import Seen
 from normcheck.checks.padding_rows import among_padding_rows
+from normcheck.checks.refusal import refusal as refused_clearly
 from normcheck.checks.repeatability import repeated
 from normcheck.checks.rerun import Probed, Subject, first_difference, refused_again
 from normcheck.errors import Broken, UnsupportedCase
@@ -34,7 +35,8 @@ def probe(subject: Subject, *, rows: bool) -> Probed:
     except UnsupportedCase:  # other rows may be another shape
         return probed
     except Broken as broken:
-        return _broken(subject, broken)
+        clearly = refused_clearly(subject.case, Problem(broken.kind, broken.output, broken.message, broken.frames))
+        return probed if clearly else _broken(subject, broken)
 
 
 def _broken(subject: Subject, broken: Broken) -> Probed:

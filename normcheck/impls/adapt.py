@@ -41,7 +41,7 @@ class Adapted(NamedTuple):
     of_codes: Mapping[str, Any] = MappingProxyType({})
 
 
-def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
+def adapt(target: Callable[..., Any], spec: str = "", op: Op | None = None) -> Adapted:
     """Adapt what ``spec`` names: a function f(x, weight, bias, eps), without bias or without both, with any name for
     eps; a module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias
     itself, or no parameter at all; of groups, by (groups, C, eps) with a parameter that says so. If the default of
@@ -49,7 +49,8 @@ def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
     residual, gate, shift or groups is of an op that has it. If the op quantises, one named scale gets the scale; a
     function without it returns the scale, and gets its upper limit if it has a parameter named scale_ub.
 
-    An option of the op is passed only to a parameter of its name. Raises UsageError for anything else.
+    An option of the op is passed only to a parameter of its name. Raises UsageError for anything else, with the call
+    that ``op``, if it is known, would be given by.
     """
     import torch  # not at the top: commands that look through this package start without torch
 
@@ -59,31 +60,47 @@ def adapt(target: Callable[..., Any], spec: str = "") -> Adapted:
     if inspect.isclass(target) or type(target).__module__.split(".")[0] == "triton":
         what = "a class" if inspect.isclass(target) else "a Triton kernel"
         raise UsageError(f"impl={spec}: {what}: expected {expected(target)}, which calls it")
-    return _of_function(target, spec)
+    return _of_function(target, spec, op)
 
 
-def expected(target: Any) -> str:
-    """The functions that can be adapted, in words, by the name of what is there."""
+def expected(target: Any, op: Op | None = None) -> str:
+    """The functions that can be adapted, in words, by the name of what is there; of an ``op`` with names the one."""
     name = one_line(str(getattr(target, "__name__", "f")), 60)
+    if op is not None and op.l2:
+        return f"a function {name}(x, eps) -> y"
+    if op is not None and _wanted(op):
+        return f"a function {_call(op, name)}"
     return f"a function {name}(x, weight, eps), {name}(x, weight, bias, eps) or, without a weight, {name}(x, eps)"
+
+
+def _wanted(op: Op) -> tuple[str, ...]:
+    """What a function of ``op`` must take by name."""
+    return tuple(name for name in op.by_name if name != SCALE or op.modulated) + op.counts
+
+
+def _call(op: Op, name: str) -> str:
+    """How a function of ``op`` that is called ``name`` is called, and what it returns."""
+    weight = "" if op.modulated or op.rotary else f", weight{', bias' * op.takes_bias}"
+    returned = "(y, residual_out)" if op.adds_residual else "y"
+    return f"{name}(x, {', '.join(_wanted(op))}{weight}, eps) -> {returned}"
 
 
 def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
     """Raise UsageError if what was adapted takes an input by name that the op has not, or the other way round; or must
     have a weight, and the op has none.
     """
-    wanted = tuple(name for name in op.by_name if name != SCALE or op.modulated) + op.counts
+    wanted = _wanted(op)
     name = one_line(str(getattr(target, "__name__", "f")), 60)
     if op.l2 and False not in adapted.weights:
         raise UsageError(f"impl={spec}: op={op.name}: expected {name}(x, eps) -> y, as {op.name} has no weight")
     if adapted.named == wanted:
         return
     if wanted:
-        bias = ", bias" if op.takes_bias else ""
-        returned = "(y, residual_out)" if op.adds_residual else "y"
-        own = ", ".join(wanted)
-        weight = "" if op.modulated or op.rotary else f", weight{bias}"
-        words = f"a parameter named {' and '.join(wanted)}: {name}(x, {own}{weight}, eps) -> {returned}"
+        missing = [each for each in wanted if each not in adapted.named]
+        other = [each for each in adapted.named if each not in wanted]
+        named = [f"parameter{'s' * (len(missing) > 1)} named {' and '.join(missing)}"] if missing else []
+        named += [f"no parameter named {' or '.join(other)}"] if other else []
+        words = f"{'a ' * (len(missing) == 1)}{', and '.join(named)}: {_call(op, name)}"
     else:
         alike = [o for o in OPS.values() if o.quantises == op.quantises]
         having = (o.name for o in alike if {*adapted.named} <= {*o.by_name, *o.counts})
@@ -91,7 +108,7 @@ def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
     raise UsageError(f"impl={spec}: op={op.name}: expected {words}")
 
 
-def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
+def _of_function(function: Callable[..., Any], spec: str, op: Op | None) -> Adapted:
     import torch
 
     described = function.forward if isinstance(function, torch.nn.Module) else function
@@ -125,7 +142,7 @@ def _of_function(function: Callable[..., Any], spec: str) -> Adapted:
         called(signature.bind, (None,) * tensors, 0.0, given)
     except TypeError as error:
         wrong = f"its parameters are {one_line(str(signature), 200)}: {one_line(str(error), 120)}"
-        raise UsageError(f"impl={spec}: {wrong}; expected {expected(function)}") from None
+        raise UsageError(f"impl={spec}: {wrong}; expected {expected(function, op)}") from None
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
         return called(function, (x, weight, bias)[:tensors], eps, options)

@@ -150,7 +150,7 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
 def _adapted(target: Any, op_names: Sequence[str], spec: str, location: str, name: str) -> tuple[Implementation, ...]:
     from normcheck.impls.adapt import adapt, require_named  # imports torch
 
-    adapted = adapt(target, spec)
+    adapted = adapt(target, spec, OPS[op_names[0]])
     op_names = tuple(dict.fromkeys(with_residual(op, adapted.named) for op in op_names))
     for op in op_names:
         require_named(adapted, target, OPS[op], spec)

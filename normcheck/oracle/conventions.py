@@ -19,6 +19,8 @@ from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.op import Op
 from normcheck.cases.ops import OPS
+from normcheck.errors import UsageError, one_of
+from normcheck.errors import shown as shown_value
 from normcheck.oracle import residual, rotary
 from normcheck.oracle.activation import ACTIVATIONS, AFTER_NORM, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
 from normcheck.oracle.gated_sum import ROUND_PRODUCT
@@ -168,6 +170,15 @@ def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
     of_length: dict[str, Sequence[str | int]] = {_EPS: EPS} if op.l2 else {}
     of_codes: dict[str, Sequence[str | int]] = {_ROUND: ROUNDS, _SCALING: SCALINGS} if op.quantises else {}
     return of_sum | of_codes | (of_gate if op.gated else {}) | of_length
+
+
+def require_values(op: Op, declared: Mapping[str, Any], who: str) -> None:
+    """Raise UsageError if ``who`` declares a value of a key that ``op`` leaves open which another op has alone."""
+    for key, values in keys(op).items():
+        value = declared.get(key, OPEN)
+        if key != _GROUP and value not in (*values, OPEN):
+            expected = f"{one_of(map(str, dict.fromkeys((*values, OPEN))))}, as op={op.name} has them"
+            raise UsageError(f"model.{key}={shown_value(value)} of {who}: expected {expected}")
 
 
 def candidates(op: Op, model: Model) -> tuple[Convention, ...]:

@@ -8,7 +8,8 @@ What is computed is a convention, keys of a model. The ``gate`` comes
 the ``activation`` is silu or sigmoid, and the mean is taken over the row, or over each ``group`` of so many columns,
 which are then rows of their own here. The ``rounding`` to the dtype of x happens once, at the store of y, or after each
 step: xhat, its product with the weight, and that with the gate. With the gate before the norm, Hugging Face's Mamba2
-keeps the product with the gate in fp32 even so, and ``round_gated`` says whether a kernel does.
+keeps the product with the gate in fp32 even so, and ``round_gated`` says whether a kernel does. One that rounds that
+product and y alone, as an activation and a norm in two kernels do, declares it: nobody looks for it.
 
 After the norm, the gate is one more factor of xhat, so y has the bound of a norm whose weight is weight * a, and what
 an error of a makes of it. Before it, the rows that are normed are off by an error of a: as with a sum that is not the
@@ -27,7 +28,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.op import Op
 from normcheck.oracle import backward_bounds, casting, forward_bounds, reference
-from normcheck.oracle.activation import BEFORE, EACH, SILU, Gating, activated, with_limits
+from normcheck.oracle.activation import BEFORE, EACH, IO, NONE, SILU, Gating, activated, with_limits
 from normcheck.oracle.backward_bounds import Block, Doubt, between_sums, moved_dx, xhat_at_most
 from normcheck.oracle.casting import Cast, rounded
 from normcheck.oracle.forward_bounds import StatisticsBound, YBound
@@ -70,8 +71,9 @@ def normalised(
     by = activated(rules, gate, name)
     by = with_limits(by, gate, name) if at_limits else by
     before, io = model.gate == BEFORE, FORMATS[case.dtype]
-    each = model.rounding == EACH and io.name != model.accumulate
-    stores = before and each and model.round_gated != "none"
+    rounds = io.name != model.accumulate
+    each = rounds and model.rounding == EACH
+    stores = rounds and before and (model.round_gated == IO or (each and model.round_gated != NONE))
     h, off = x, torch.zeros_like(x)
     if before:
         h = x * by.value
@@ -255,6 +257,8 @@ def sizes(rows: Rows, scale: Scale, dy: Tensor) -> dict[str, Tensor]:
         "dx": dh * a if gating.before else dh,
         "dgate": slope * (dh * gating.x.abs() if gating.before else dy * xh * tiled.abs),
     }
+    if gating.stores:  # dh is rounded to the dtype of x as well, and infinite in it where the product with x is not
+        found |= {name: torch.maximum(found[name], dh) for name in ("dx", "dgate")}
     return {name: t.reshape(shape) for name, t in found.items()} | {
         "rstd": rows.rstd,
         "dw": rows.total(dy * after * xh),

@@ -229,14 +229,19 @@ def gradients(rules: Rules, part: Block, own: Bound, of_sum: GatedAdded) -> SumG
     term = e * x + most * x * rules.u + rules.eta * (1 + x)
     if of_sum.rounds_product:
         term = term + store(rules, most * x, added.io, "dx")
+        term = torch.where(most * x + term > added.io.max, torch.inf, term)  # a product that is infinite there
     grow = 1 + rules.gam(rules.chain(max(part.rows.x.shape[0], 1)) + 16)
     share = GateShare(*(part.rows.total(t) for t in (ds * of_sum.x, most * x, term * grow)))
     return SumGradients(ds, of_ds, dx, Bound(upper, None, terms), share)
 
 
 def _rounding(rules: Rules, value: Tensor, off: Tensor) -> Tensor:
-    """The error of one rounding to fp32 of a number within ``off`` of ``value``; 0 if fp32 has that very number."""
+    """The error of one rounding to fp32 of a number within ``off`` of ``value``; 0 if fp32 has that very number.
+
+    An infinity beside a number that was rounded is as certain as one beside another.
+    """
     exact = (value.float().double() == value) & (off == 0) & ((value.abs() >= _LEAST) | (value == 0))
+    exact = exact | ~torch.isfinite(value)
     return torch.where(exact, 0.0, (value.abs() + off) * rules.u + rules.eta)
 
 

@@ -212,8 +212,12 @@ def _of_samples(
         part, cotangent = of_sum.part(0, case.M), of_sum.dresidual_out.double()
         ds, size = backward.dx + cotangent, sizes["dx"] + cotangent.abs()
         found |= {RESIDUAL_OUT: part.stored, DRESIDUAL: ds, "dx": part.gate * ds}
-        sizes |= {RESIDUAL_OUT: part.exact.abs(), DRESIDUAL: size, "dx": part.gate.abs() * size}
-        found[DRESIDUAL_GATE], sizes[DRESIDUAL_GATE] = rows.total(ds * part.x), rows.total(size * part.x.abs())
+        sizes |= {RESIDUAL_OUT: part.exact.abs(), DRESIDUAL: size}
+        # ds may be stored before its products are made, and infinite in half precision even if they are small
+        over = torch.where(size < min(of_sum.fmt.max, of_sum.io.max) / 2, 0.0, torch.inf)
+        sizes["dx"] = part.gate.abs() * size + over
+        found[DRESIDUAL_GATE] = rows.total(ds * part.x)
+        sizes[DRESIDUAL_GATE] = rows.total(size * part.x.abs() + over)
     return rows, [{name: t for name, t in found.items() if t is not None}], sizes
 
 

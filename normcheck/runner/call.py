@@ -5,7 +5,7 @@ It knows no reference and no bound. Any error of that code is raised as ``Broken
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -136,7 +136,7 @@ def backward(
                 **named(inputs, cotangents=True),
                 **case.option_values,
             )
-            values = _named(returned, "backward", "dx")
+            values = _named(returned, "backward", "dx", inputs.leaves)
             _settle(values, inputs.x, arena)
         return overwriting.apart(_tensors(values), inputs)
 
@@ -276,11 +276,11 @@ _MOST_VALUES = 256
 """What a call may return, with all that its backward needs: each costs time that no limit counts."""
 
 
-def _named(returned: object, what: str, required: str) -> dict[str, object]:
+def _named(returned: object, what: str, required: str, owed: Iterable[str] = ()) -> dict[str, object]:
     """The tensors and plain values of ``returned``, by name.
 
-    ``what``: the function that returned it. Raises Broken for anything but a dict or, of a forward, what is
-    ``required``.
+    ``what``: the function that returned it; ``owed``: the gradients that a backward is asked. Raises Broken for
+    anything but a dict or, of a forward, what is ``required``.
     """
     if isinstance(returned, Tensor) and what == "forward":
         return {required: returned}
@@ -289,7 +289,7 @@ def _named(returned: object, what: str, required: str) -> dict[str, object]:
         if required == CODES:
             expected = "q, a tensor, if the scale is given, or a dict such as {'q': q, 'scale': scale}"
         elif required != "y":
-            expected = "a dict with 'dx', 'dw' and, with a bias, 'db'"
+            expected = f"a dict with {', '.join(map(repr, owed))}"
         of = one_line(type(returned).__name__, 60)
         raise Broken("missing", required, f"{what} returned {of}: expected {expected}")
     with guarded(f"reading what {what} returned"):

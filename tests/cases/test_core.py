@@ -123,6 +123,15 @@ def test_an_eps_that_is_a_constant_is_the_only_one_that_is_asked() -> None:
     assert not goals(fixed, QUICK) - covers(core(fixed, QUICK, 0))
 
 
+def test_no_height_is_asked_for_that_no_width_leaves_room_for() -> None:
+    """A kernel of groups that refuses every N but multiples of 128, one by one."""
+    left = claims("rmsnorm_gated")
+    while more := {n for goal in goals(left, QUICK) if goal[0] == "N" for n in goal[1:] if n % 128}:
+        for n in more:
+            left = left.without("N", n)
+    assert not goals(left, QUICK) - covers(core(left, QUICK, 0))
+
+
 def test_who_takes_both_is_asked_early_without_a_weight() -> None:
     opens = itertools.takewhile(lambda planned: planned.opens, drawn(claims(weights=(False, True)), QUICK, 0))
     opening = [planned.case.weight for planned in opens]

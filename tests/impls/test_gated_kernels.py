@@ -121,6 +121,30 @@ def test_none_that_fits_is_a_finding() -> None:
     assert result.failed and result.conventions == ()
 
 
+def test_what_is_gated_may_be_rounded_alone_if_that_is_declared() -> None:
+    def forward(x: Tensor, weight: Tensor, bias: None, *, eps: float, gate: Tensor) -> Tensor:
+        h = (x.float() * torch.nn.functional.silu(gate.float())).to(x.dtype).float()
+        return (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps) * weight.float()).to(x.dtype)
+
+    once = {"gate": "before", "activation": "silu", "rounding": "once", "group": 0}
+    for model, right in ((once, False), ({**once, "round_gated": "io"}, True)):
+        own = Implementation(name="mine", op=OP.name, forward=forward, model=model)
+        assert result_of(own, gate="normal").failed is not right
+
+
+@pytest.mark.parametrize(
+    ("op", "model", "words"),
+    [
+        (OP.name, {"activation": "none"}, "one of silu, sigmoid, any, as op=rmsnorm_gated has them"),
+        ("groupnorm", {"activation": "sigmoid"}, "one of none, silu, any, as op=groupnorm has them"),
+    ],
+)
+def test_a_value_that_another_op_has_is_refused(op: str, model: dict[str, str], words: str) -> None:
+    own = Implementation(name="mine", op=op, forward=lambda *given, **named: given[0], model=model)
+    with pytest.raises(UsageError, match=words):
+        check(own, OPS[op], Case(op=op, dtype="bf16", M=2, N=4, bias=False), "cpu", Ask())
+
+
 def test_a_class_of_a_module_gets_the_gate_by_name() -> None:
     class Gated(torch.nn.Module):
         def __init__(self, N: int, eps: float = 1e-6) -> None:
@@ -143,6 +167,19 @@ def test_a_function_without_a_gate_and_one_with_it_belong_to_other_ops() -> None
         require_named(adapt(plain), plain, OP, "f.py:plain")
     with pytest.raises(UsageError, match=r"no parameter named gate, or --op rmsnorm_gated"):
         require_named(adapt(mine), mine, OPS["rmsnorm"], "f.py:mine")
+
+    def front(x: Tensor, residual: Tensor, gate: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+        return x
+
+    words = r"a parameter named residual_gate, and no parameter named gate: front\(x, residual, residual_gate, scale"
+    with pytest.raises(UsageError, match=words):
+        require_named(adapt(front), front, OPS["fused_add_rmsnorm_modulate"], "f.py:front")
+
+    def grouped(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return x
+
+    with pytest.raises(UsageError, match=r"expected a function grouped\(x, groups, weight, bias, eps\) -> y"):
+        adapt(grouped, op=OPS["groupnorm"])
 
 
 def test_a_gate_has_a_row_stride_of_its_own() -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import make
 from normcheck.cases.layouts import OF_CHANNELS
 from normcheck.cases.ops import OPS
@@ -117,6 +118,13 @@ def test_a_class_is_made_for_groups_and_channels(kind: type[Norm]) -> None:
         name="mine", op=OP.name, forward=adapted.forward, biases=adapted.biases, weights=adapted.weights
     )
     assert not result_of(own, **({} if affine else {"weights": "none", "bias": False})).failed
+
+
+def test_one_sample_of_one_element_may_be_refused_among_others_too() -> None:
+    adapted = adapt(Norm)
+    own = Implementation(name="mine", op=OP.name, forward=adapted.forward, biases=adapted.biases)
+    fields: dict[str, Any] = {"M": 2, "N": 1, "channels": "root", "groups": "few", "dtype": "fp16"}
+    assert not check(own, OP, Case(op=OP.name, **fields), "cpu", Ask(depth=Depth.ROWS)).failed
 
 
 def test_a_norm_of_one_group_is_a_finding() -> None:

@@ -128,7 +128,7 @@ def test_what_a_function_takes_by_name_says_whose_op_it_is() -> None:
         return x
 
     assert adapt(once).named == ("scale", "shift")
-    with pytest.raises(UsageError, match=r"a parameter named scale and shift: plain\(x, scale, shift, eps\) -> y"):
+    with pytest.raises(UsageError, match=r"parameters named scale and shift: plain\(x, scale, shift, eps\) -> y"):
         require_named(adapt(plain), plain, OPS["rmsnorm_modulate"], "f.py:plain")
     with pytest.raises(UsageError, match=r"no parameter named scale or shift, or --op layernorm_modulate\|rmsnorm_mod"):
         require_named(adapt(once), once, OPS["rmsnorm"], "f.py:once")

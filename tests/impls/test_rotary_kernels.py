@@ -124,7 +124,7 @@ def test_what_a_function_takes_by_name_says_whose_op_it_is() -> None:
 
     own = adapt(function_of())
     assert set(own.named) == {*OP.by_name, *OP.counts}
-    with pytest.raises(UsageError, match=r"a parameter named cos and sin and q_weight and k_weight and q_heads"):
+    with pytest.raises(UsageError, match=r"parameters named cos and sin and q_weight and k_weight and q_heads"):
         require_named(adapt(plain), plain, OP, "f.py:plain")
     with pytest.raises(UsageError, match=r"or --op qk_norm_rope"):
         require_named(own, plain, OPS["rmsnorm"], "f.py:once")

@@ -14,10 +14,12 @@ from normcheck.audit import catalogue
 from normcheck.audit.mutants.correct import CONTROLS
 from normcheck.audit.mutants.kernel import CLEAN, Kernel
 from normcheck.cases.case import Case
+from normcheck.cases.case_line import parse
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
 from normcheck.checks.check import Result, check
 from normcheck.impls.adapt import adapt
+from normcheck.impls.discovery import wrapped
 from normcheck.oracle.judge import END_TO_END
 from normcheck.oracle.special import LEAVES_ROW, SPECIAL, SPOILS_ROW, is_special, judge_special
 from normcheck.oracle.tolerances import table
@@ -234,3 +236,52 @@ def test_constant_rows_with_a_tiny_eps_may_overflow() -> None:
         dx = torch.where(whole, torch.inf, torch.nan).expand(case.M, case.N).half()
         (checked,) = judge_special(op, case, inputs, {"dx": dx}, model, None)
         assert (not checked.comparison.ratio <= 1) == wrong_elements
+
+
+def _gated(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    h = (x.float() * torch.nn.functional.silu(gate.float())).to(x.dtype).float()
+    xhat = (h * torch.rsqrt(h.square().mean(-1, keepdim=True) + eps)).to(x.dtype)
+    return (weight.float() * xhat.float()).to(x.dtype)
+
+
+def _added(
+    x: Tensor, residual: Tensor, residual_gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    wide = torch.addcmul(residual.float(), residual_gate.float()[:, None], x.float())
+    factor, normed = 1 + scale.float()[:, None], wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    return (normed * factor + shift.float()[:, None]).to(x.dtype), wide.to(x.dtype)
+
+
+def _rounded(
+    x: Tensor, residual: Tensor, residual_gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    stored = torch.addcmul(residual.float(), residual_gate.float()[:, None], x.float()).to(x.dtype)
+    return _added(torch.zeros_like(x), stored, torch.zeros_like(residual_gate), scale, shift, eps)[0], stored
+
+
+def _each(
+    x: Tensor, residual: Tensor, residual_gate: Tensor, scale: Tensor, shift: Tensor, eps: float
+) -> tuple[Tensor, Tensor]:
+    stored = (residual + residual_gate[:, None] * x).to(x.dtype)
+    normed = torch.nn.functional.layer_norm(stored.float(), stored.shape[-1:], eps=eps).to(x.dtype)
+    return normed * (1 + scale[:, None]) + shift[:, None], stored
+
+
+@pytest.mark.parametrize(
+    ("function", "line"),
+    [  # a gradient that autograd stores before it is multiplied by 0, or a product of it, is infinite; so is a sum
+        (_gated, "rmsnorm_gated fp16 M=10 N=2 eps=1e-12 rows=blend seed=167 weights=probe bias=none gate=inf "
+                 "layout=dy_scalar weight_dtype=fp32"),
+        (_rounded, "fused_add_rmsnorm_modulate fp16 M=8 N=2 eps=0.1 rows=inf seed=261 bias=none residual=large "
+                   "samples=few weight_dtype=fp32"),
+        (_each, "fused_add_layernorm_modulate fp16 M=5 N=342 eps=1e-12 rows=constant dy=correlated layout=strided "
+                "seed=60 gap=3 bias=none residual=opposite samples=one"),
+        (_added, "fused_add_rmsnorm_modulate fp16 M=2 N=3 eps=0.1 rows=shifted dy=inf seed=3995 bias=none "
+                 "weights=probe samples=each"),
+    ],
+)  # fmt: skip
+def test_what_is_infinite_on_the_way_and_conventions_are_not_confused(function: Any, line: str) -> None:
+    case = parse(line)
+    own = wrapped(adapt(function, op=OPS[case.op]), case.op, "mine", "")
+    result = check(own, OPS[case.op], case, "cpu")
+    assert not result.failed, wrong(result)
