@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
-from normcheck.cases.beyond import EXTREME, extreme, huge
+from normcheck.cases.beyond import EXTREME, extreme, huge, large
 from normcheck.cases.case import MAX_ELEMENTS, Case
 from normcheck.cases.case_line import parse
 from normcheck.cases.claims import Claims, claims_of
+from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
+from normcheck.checks.ask import Ask
+from normcheck.checks.check import check
+from normcheck.impls.adapt import adapt
 from normcheck.impls.implementation import Implementation
 
 
@@ -44,6 +50,22 @@ def test_extreme_sizes_are_at_the_ends() -> None:
     assert not any(case.huge for case in cases)
     assert not [*extreme(claims(shapes=((3, 7),)), 0)]
     assert all(case.N != 72 for case in extreme(claims().without("N", 72), 0))
+
+
+def test_rows_past_the_65535_that_a_grid_has_are_asked_for_on_a_cpu() -> None:
+    def right(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
+        wide = x.float()
+        y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+        return (y if bias is None else y + bias.float()).to(x.dtype)
+
+    def cut(*given: Any) -> torch.Tensor:
+        y = right(*given)
+        return torch.cat((y[:65535], torch.zeros_like(y[65535:])))
+
+    case = next(case for case in large(claims("rmsnorm"), "cpu", 1, 0) if case.M > 65535)
+    for function, wrong in ((right, False), (cut, True)):
+        own = Implementation(name="mine", op="rmsnorm", forward=adapt(function)[0])
+        assert check(own, OPS["rmsnorm"], case, "cpu", Ask(Depth.OFF, fused=True)).failed == wrong
 
 
 def test_a_row_of_more_columns_than_a_block_has_may_be_refused() -> None:
