@@ -32,7 +32,7 @@ from normcheck.circumstances import InContext
 from normcheck.contexts.kernel import Launched
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
-from normcheck.oracle.conventions import Convention, candidates, plainest, require_values, with_convention
+from normcheck.oracle.conventions import Convention, candidates, plainest, require_values, shown, with_convention
 from normcheck.oracle.gated import why_no_groups
 from normcheck.oracle.judge import Checked, Reference, judge_of
 from normcheck.oracle.judging import Begun, anticipate, begin_forward, judge_forward, judge_gradients
@@ -222,15 +222,18 @@ def _checked(
     unusable = bool(problems) and implementation.backward is not None
     by_graph = by_autograd(case, forward, running.given) if implementation.backward is None else None
     conventions: tuple[Convention, ...] | None = None
+    nearest: Convention = ()
     second, undecided = running.second_if_probed() if by_graph else None, candidates(op, running.model)
     for fit in fitting(running, outputs, may_be):
-        running, conventions = fit.running, fit.conventions
+        running, conventions, nearest = fit.running, fit.conventions, fit.nearest
         begun, saved, gradients = _judged(running, outputs, problems, by_graph)
         second = gradients.second or second
         special = _special(running, kept, gradients, saved)
         checked = begun() + gradients.checked + special
         if all(c.comparison.ratio <= 1 for c in gradients.checked + special):
             break
+    if nearest and not conventions:
+        notes += (f"fits no known convention of {op.name}: judged by the nearest, model={shown(nearest)}",)
     seen = Seen(outputs, gradients.end_to_end, gradients.refused)
     result = Result(
         case,

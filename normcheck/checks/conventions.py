@@ -24,10 +24,12 @@ class Fitting:
     """A case ``running``, judged as if the kernel kept to one convention; ``conventions``: those that it fits so.
 
     They are several if the case cannot tell them apart, none if none fits, and None if nothing is left open.
+    ``nearest``: the one that it was judged by, if it does not fit it.
     """
 
     running: InFlight
     conventions: tuple[Convention, ...] | None
+    nearest: Convention = ()
 
 
 def fitting(
@@ -62,7 +64,7 @@ def fitting(
     if not fits:
         nearest = min(asked, key=lambda each: worst[plainest(each, running.case)])
         others = tuple(each for each in every if each not in asked)
-        yield Fitting(_with(running, nearest), _fitting(running, outputs, others, worst))
+        yield Fitting(_with(running, nearest), _fitting(running, outputs, others, worst), nearest)
 
 
 def _fitting(
