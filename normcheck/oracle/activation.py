@@ -24,6 +24,9 @@ AFTER_NORM = ("none", SILU)
 """What is applied to a norm of groups of channels, the plain one first."""
 
 ONCE, EACH = ROUNDINGS = ("once", "each")
+NORMED = "normed"
+"""The rounding of what is normed, and of y alone, as of a norm and what follows it in two kernels."""
+
 GROUPS = (0, 64, 128, 256, 512)
 """The columns of groups that are looked for if none are declared, those of models; 0: the whole row."""
 

@@ -21,8 +21,18 @@ from normcheck.cases.op import Op
 from normcheck.cases.ops import OPS
 from normcheck.errors import UsageError, one_of
 from normcheck.errors import shown as shown_value
-from normcheck.oracle import residual, rotary
-from normcheck.oracle.activation import ACTIVATIONS, AFTER_NORM, BEFORE, EACH, GATES, GROUPS, ROUND_GATED, ROUNDINGS
+from normcheck.oracle import modulated, residual, rotary
+from normcheck.oracle.activation import (
+    ACTIVATIONS,
+    AFTER_NORM,
+    BEFORE,
+    EACH,
+    GATES,
+    GROUPS,
+    NORMED,
+    ROUND_GATED,
+    ROUNDINGS,
+)
 from normcheck.oracle.gated_sum import ROUND_PRODUCT
 from normcheck.oracle.l2norm import EPS, MEAN, SUM
 from normcheck.oracle.modulated import ROUND_FACTOR
@@ -94,6 +104,7 @@ OF_MODULATIONS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
         _ROUNDING: MappingProxyType(
             {
                 "once": "rounds y alone, as a fused kernel does",
+                NORMED: "rounds xhat, and modulates that in fp32, as torch.compile of eager code does",
                 "each": "rounds xhat, its product and the sum, as eager torch does",
             }
         ),
@@ -138,7 +149,7 @@ OF_ROTATIONS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
         _ROUNDING: MappingProxyType(
             {
                 "once": "rounds y alone, as vLLM does",
-                rotary.NORMED: "rounds the normed heads before it rotates them, as two kernels do",
+                NORMED: "rounds the normed heads before it rotates them, as two kernels do",
                 "each": "rounds xhat, its product, both products of the rotation and y, as Hugging Face does",
             }
         ),
@@ -166,7 +177,7 @@ def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
         return {_PAIRS: rotary.PAIRS, _ROUNDING: rotary.ROUNDINGS}
     if op.modulated:
         of_product: dict[str, Sequence[str | int]] = {_ROUND_GATED: ROUND_PRODUCT} if op.gates_residual else {}
-        return of_sum | of_product | {_ROUNDING: ROUNDINGS, _ROUND_FACTOR: ROUND_FACTOR}
+        return of_sum | of_product | {_ROUNDING: modulated.ROUNDINGS, _ROUND_FACTOR: ROUND_FACTOR}
     of_length: dict[str, Sequence[str | int]] = {_EPS: EPS} if op.l2 else {}
     of_codes: dict[str, Sequence[str | int]] = {_ROUND: ROUNDS, _SCALING: SCALINGS} if op.quantises else {}
     return of_sum | of_codes | (of_gate if op.gated else {}) | of_length

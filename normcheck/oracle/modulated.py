@@ -6,9 +6,10 @@ with a scale and a shift for each sample, which is S rows of a batch. So row by 
 and a bias of its own, and dscale and dshift are dw and db of a sample's rows.
 
 What is rounded is a convention, two keys of a model. The ``rounding`` to the dtype of x happens once, at the store of
-y, or after each step: xhat, its product with the factor, and the sum with the shift. The factor 1 + scale is computed
-in fp32, or ``round_factor`` says that it is rounded to the dtype of scale. With a scale in fp32 beside x in half
-precision the two are one, and by promotion every step after xhat is in fp32; a kernel may round its product even so.
+y, or there and of xhat, or after each step: xhat, its product with the factor, and the sum with the shift. The factor
+1 + scale is computed in fp32, or ``round_factor`` says that it is rounded to the dtype of scale. With a scale in fp32
+beside x in half precision the two are one, and by promotion every step after xhat is in fp32; a kernel may round its
+product even so.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.op import Op
 from normcheck.oracle import casting, forward_bounds, reference
-from normcheck.oracle.activation import EACH, IO
+from normcheck.oracle.activation import EACH, IO, NORMED, ONCE
 from normcheck.oracle.backward_bounds import Block, Doubt, between_sums, moved_dx, xhat_at_most
 from normcheck.oracle.casting import rounded
 from normcheck.oracle.forward_bounds import StatisticsBound, YBound
 from normcheck.oracle.reference import Forward, Modulation, Rows, Scale
 from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, plus_store, store
+
+ROUNDINGS = (ONCE, NORMED, EACH)
+"""What is rounded to the dtype of x: y; xhat and y; each step. The tightest first."""
 
 ROUND_FACTOR = ("none", IO)
 """Whether 1 + scale is rounded to the dtype of scale before it multiplies, the tightest first."""
@@ -68,17 +72,18 @@ def modulated(rules: Rules, case: Case, rows: Rows, inputs: Inputs, first: int, 
     scale, shift = (t[samples].double() for t in (inputs.scale, inputs.shift))
     factor, size = scale + 1, scale.abs()
     narrow = io.name != model.accumulate
-    each, fmt = model.rounding == EACH and narrow, FORMATS[case.weight_format]
+    normed, each, fmt = model.rounding != ONCE and narrow, model.rounding == EACH, FORMATS[case.weight_format]
     if model.round_factor == IO and fmt.name != model.accumulate:
         exact, by = factor, factor.abs() * rules.u
         factor = rounded(exact, fmt)
         off = torch.maximum(rounded(exact + by, fmt) - factor, factor - rounded(exact - by, fmt))
     else:
-        off = rules.u * (factor.abs() if each else size * rules.count["factor"])
+        by_product = size * (0.0 if normed and each else rules.count["factor"])
+        off = rules.u * (torch.maximum(factor.abs(), by_product) if normed else by_product)
     off = torch.where(factor == 0, 0.0, off)
     at = torch.arange(first, end, device=scale.device) // max(rows_of_sample(case), 1) - samples.start
     wide = narrow and fmt.name == model.accumulate
-    own = Modulation(factor[at], off[at], shift[at], samples.stop - samples.start, each, wide)
+    own = Modulation(factor[at], off[at], shift[at], samples.stop - samples.start, normed, normed and each, wide)
     return replace(rows, modulation=own)
 
 
@@ -86,8 +91,8 @@ def output_y(
     op: Op, rules: Rules, rows: Rows, given: StatisticsBound, io: Format, fmt: Format
 ) -> tuple[Forward, YBound]:
     """y (m, N) and its bound, of the rows of a block; y is stored in ``fmt``."""
-    if _of(rows).each:
-        return _each_step(rules, rows, given, io, fmt)
+    if _of(rows).normed:
+        return _of_rounded(rules, rows, given, io, fmt)
     own = _of(rows)
     factor, shift = Scale(own.factor), own.shift.abs()
     fwd = reference.forward(op, rows, factor.g, own.shift, {})
@@ -101,18 +106,20 @@ def output_y(
     return fwd, _stored(rules, fwd.y, norm + off, norm + off, fmt, {**parts, "factor": off})
 
 
-def _each_step(rules: Rules, rows: Rows, given: StatisticsBound, io: Format, fmt: Format) -> tuple[Forward, YBound]:
-    """y of a rounded xhat and a rounded product of it, and its bound."""
+def _of_rounded(rules: Rules, rows: Rows, given: StatisticsBound, io: Format, fmt: Format) -> tuple[Forward, YBound]:
+    """y of a rounded xhat and of its product, which may be rounded as well, and its bound."""
     own, cast = _of(rows), casting.cast(rules, rows, given, io, rows.xh_off)
     ends = [one * (own.factor + side * own.off) for one in (cast.low, cast.high) for side in (-1, 1)]
     lowest, highest = torch.stack(ends).amin(0), torch.stack(ends).amax(0)
     some = (own.factor != 0).double()
     product = torch.maximum(-lowest, highest) * rules.u + rules.eta * (1 + own.factor.abs()) * some
     lowest, highest, p = lowest - product, highest + product, cast.value * own.factor
-    low, high = rounded(lowest, io), rounded(highest, io)
-    if own.wide:
+    low, high = lowest, highest
+    if own.each:
+        low, high = rounded(lowest, io), rounded(highest, io)
+    if own.each and own.wide:
         low, high = torch.minimum(low, lowest), torch.maximum(high, highest)
-    else:
+    elif own.each:
         p = rounded(p, io)
     y, largest = p + own.shift, torch.maximum(-low, high)
     add = torch.minimum((y.abs() + high - low) * rules.u, largest) + torch.where(
@@ -157,7 +164,7 @@ def gradients(
     off, of_sum = dy.abs() * own.off, rows.xh_off
     if apart is not None:
         of_sum = apart if of_sum is None else of_sum + apart
-    if own.each:
+    if own.normed:
         cast = casting.cast(rules, rows, given, io, of_sum)
         return casting.gradients(rules, part, cast, io, summed, of_sum, more=off)
     grow = 1 + rules.gam(rules.chain(max(summed, rows.x.shape[1])) + 16)

@@ -36,14 +36,15 @@ class Modulation:
     """What multiplies the xhat of rows, ``factor``, and what is added, ``shift``, (m, N); the rows are those of so many
     ``samples``, of each as many.
 
-    ``off``: how far a kernel's factor may be from this one. ``each``: xhat and its product are rounded to the dtype of
-    x; ``wide``: that product may be left in fp32, as scale and shift have it.
+    ``off``: how far a kernel's factor may be from this one. ``normed``: xhat is rounded to the dtype of x; ``each``: so
+    is its product; ``wide``: that product may be left in fp32, as scale and shift have it.
     """
 
     factor: Tensor
     off: Tensor
     shift: Tensor
     samples: int
+    normed: bool
     each: bool
     wide: bool
 

@@ -28,7 +28,7 @@ from normcheck.cases.inputs import Inputs
 from normcheck.cases.op import Op
 from normcheck.cases.split import Heads
 from normcheck.oracle import backward_bounds, casting, forward_bounds, reference
-from normcheck.oracle.activation import EACH, ONCE
+from normcheck.oracle.activation import EACH, NORMED, ONCE
 from normcheck.oracle.backward_bounds import Block, Doubt, GradientSums, moved_dx
 from normcheck.oracle.casting import rounded
 from normcheck.oracle.forward_bounds import StatisticsBound, YBound
@@ -38,7 +38,6 @@ from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, plus_store, store
 NEOX, INTERLEAVED = PAIRS = ("neox", "interleaved")
 """Which columns are a pair: j and j + half of those that are rotated, or 2 j and 2 j + 1."""
 
-NORMED = "normed"
 ROUNDINGS = (ONCE, NORMED, EACH)
 """What is rounded to the dtype of x: y; n and y; each step. The tightest first."""
 

@@ -38,6 +38,7 @@ TABLE = (
     ("rmsnorm_gated", "gated", "gated_by_tanh", NONE),
     ("rmsnorm_gated", "gated", "gated_eager", NONE),
     ("layernorm_modulate", "modulated", "modulated_factor", "round_factor"),
+    ("layernorm_modulate", "modulated_normed", "modulated_each_fp32_factor", "rounding"),
     ("layernorm_modulate", "modulated", "modulated_each_fp32_factor", "rounding"),
     ("layernorm_modulate", "modulated", "modulated_each", "rounding and round_factor"),
     ("layernorm_modulate", "modulated_open", "modulated_factor_open", "round_factor"),

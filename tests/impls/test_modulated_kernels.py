@@ -96,6 +96,14 @@ def wide_factor(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
     return (normed(x, eps).to(x.dtype) * factor).to(x.dtype) + shift[:, None]
 
 
+def compiled(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+    return (normed(x, eps).to(x.dtype).float() * (1 + scale[:, None].float()) + shift[:, None].float()).to(x.dtype)
+
+
+def addcmul(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
+    return torch.addcmul(shift[:, None], normed(x, eps).to(x.dtype), 1 + scale[:, None])
+
+
 def rounded_factor(x: Tensor, scale: Tensor, shift: Tensor, eps: float) -> Tensor:
     return (normed(x, eps) * (1 + scale[:, None]).float() + shift[:, None].float()).to(x.dtype)
 
@@ -110,7 +118,14 @@ def of(function: Any) -> Implementation:
 
 @pytest.mark.parametrize(
     ("function", "rounding", "round_factor"),
-    [(once, "once", "none"), (each, "each", "io"), (wide_factor, "each", "none"), (rounded_factor, "once", "io")],
+    [
+        (once, "once", "none"),
+        (each, "each", "io"),
+        (wide_factor, "each", "none"),
+        (rounded_factor, "once", "io"),
+        (compiled, "normed", "none"),
+        (addcmul, "normed", "io"),
+    ],
 )
 def test_the_convention_of_a_function_is_found(function: Any, rounding: str, round_factor: str) -> None:
     result = result_of(of(function), weights="normal")

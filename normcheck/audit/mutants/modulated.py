@@ -85,7 +85,7 @@ def _factor(c: Call) -> Tensor:
 def _product(c: Call) -> Tensor:
     """xhat times the factor; with a scale in fp32 torch has it in fp32, and a kernel may round it even so."""
     p = c.xh * c.f
-    return c.narrow(p) if c.scale_io.dtype == c.io or c.kernel.round_wide else p
+    return c.narrow(p) if (c.scale_io.dtype == c.io or c.kernel.round_wide) and not c.kernel.fused else p
 
 
 def _mean(c: Call, t: Tensor) -> Tensor:
@@ -110,11 +110,12 @@ def _dx(c: Call) -> Tensor:
 class Modulated:
     """The steps of a modulated norm; the defaults are those of a clean one, which rounds y alone.
 
-    ``each`` and ``round_factor`` are the convention, ``centered`` is that of the op.
+    ``each`` and ``round_factor`` are the convention, ``centered`` is that of the op; ``fused``: of xhat and y alone.
     """
 
     centered: bool = True
     each: bool = False
+    fused: bool = False
     round_factor: bool = False
     round_wide: bool = False
     work: torch.dtype = torch.float32
@@ -185,7 +186,8 @@ class Modulated:
     @property
     def declared(self) -> dict[str, Any]:
         """The convention as a model."""
-        return {"rounding": "each" if self.each else "once", "round_factor": "io" if self.round_factor else "none"}
+        rounding = ("normed" if self.fused else "each") if self.each else "once"
+        return {"rounding": rounding, "round_factor": "io" if self.round_factor else "none"}
 
     def implementation(self, name: str, op: str, **fields: Any) -> Implementation:
         """This kernel as an implementation of ``op``; it declares its convention unless ``fields`` say another."""
@@ -201,6 +203,9 @@ _RIGHT: Mapping[str, Modulated] = {
     "modulated_each": Modulated(each=True, round_factor=True),
     "modulated_each_fp32_factor": Modulated(each=True),
     "modulated_each_rounds_wide": Modulated(each=True, round_factor=True, round_wide=True),
+    "modulated_normed": Modulated(each=True, fused=True),
+    "modulated_normed_factor": Modulated(each=True, fused=True, round_factor=True),
+    "modulated_normed_plus": Modulated(each=True, fused=True, product=lambda c: c.xh + c.xh * c.s[c.sample]),
     "modulated_xhat_plus": Modulated(product=lambda c: c.xh + c.xh * c.s[c.sample]),
     "modulated_dy_plus": Modulated(cotangent=lambda c: c.dy + c.dy * c.s[c.sample]),
     "modulated_rstd_in_factor": Modulated(product=lambda c: _centred(c) * (c.r * c.f)),
@@ -211,7 +216,7 @@ _RIGHT: Mapping[str, Modulated] = {
     "modulated_each_in_fp64": Modulated(each=True, round_factor=True, work=torch.float64),
 }
 
-_OPEN = ("modulated", "modulated_factor", "modulated_each", "modulated_each_fp32_factor")
+_OPEN = ("modulated", "modulated_factor", "modulated_normed", "modulated_each", "modulated_each_fp32_factor")
 
 
 def plain_norm(op: str, x: Tensor, eps: float) -> Tensor:
