@@ -184,8 +184,12 @@ def keys(op: Op) -> Mapping[str, Sequence[str | int]]:
 
 
 def require_values(op: Op, declared: Mapping[str, Any], who: str) -> None:
-    """Raise UsageError if ``who`` declares a value of a key that ``op`` leaves open which another op has alone."""
-    for key, values in keys(op).items():
+    """Raise UsageError if ``who`` declares a key that other ops alone leave open, or a value that others alone have."""
+    own = keys(op)
+    for key in [key for key in declared if key not in own and any(key in of_op for of_op in _WORDS)]:
+        has = f"one of the keys {', '.join(own)}" if own else "none of a convention"
+        raise UsageError(f"model.{key} of {who}: op={op.name} has no such key; expected {has}")
+    for key, values in own.items():
         value = declared.get(key, OPEN)
         if key != _GROUP and value not in (*values, OPEN):
             expected = f"{one_of(map(str, dict.fromkeys((*values, OPEN))))}, as op={op.name} has them"

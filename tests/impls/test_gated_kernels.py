@@ -137,6 +137,8 @@ def test_what_is_gated_may_be_rounded_alone_if_that_is_declared() -> None:
     [
         (OP.name, {"activation": "none"}, "one of silu, sigmoid, any, as op=rmsnorm_gated has them"),
         ("groupnorm", {"activation": "sigmoid"}, "one of none, silu, any, as op=groupnorm has them"),
+        (OP.name, {"sum": "rounded"}, "one of the keys gate, activation, rounding, round_gated, group"),
+        ("rmsnorm", {"rounding": "each"}, "none of a convention"),
     ],
 )
 def test_a_value_that_another_op_has_is_refused(op: str, model: dict[str, str], words: str) -> None:
