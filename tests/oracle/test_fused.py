@@ -276,7 +276,7 @@ def test_what_passes_is_judged_by_the_fused_judge(monkeypatch: pytest.MonkeyPatc
     case = case_of("rmsnorm", "bf16", M=3, N=8)
     op = OPS[case.op]
     right = trial.right_kernel(op, case, make(case, op, DEVICE))
-    monkeypatch.setattr(judging.plain, "judge_forward", None)
+    monkeypatch.setattr(judging, "plain_forward", None)
     monkeypatch.setattr(judging, "plain_gradients", None)
     checked, saved = judging.judge_forward(judge_for(case, fused=True), right.outputs)
     checked += judging.judge_gradients(judge_for(case, fused=True), right.gradients, saved, given=False)
