@@ -96,7 +96,7 @@ class Sequence:
                 yield case, True, None  # each waits for its turn at the memory, which is not the cell's time
         self._end = time.perf_counter() + _seconds_after(core, plan)
         for case, is_large in self._named():
-            if (self._large or not is_large) and core.paid.is_worth(case, self._share_left):
+            if (self._large or not is_large) and core.is_worth(case, self._share_left):
                 yield case, is_large, None
         for case, upcoming in pairwise(endless(choices(core.claims), self._seed)):
             yield core.where_paid(case, self._share_left), False, upcoming

@@ -18,24 +18,21 @@ _PAY_EVERY = 16
 
 @dataclass(frozen=True)
 class Paid:
-    """Tells what a case would build, and where it builds nothing. ``may_build``: whether the kernel builds at all."""
+    """Tells what a case would build, and where it builds nothing."""
 
     prices: Prices
     record: Record
-    may_build: bool
 
     def is_worth(self, case: Case, seconds: float) -> bool:
         """Whether a case is worth what it builds, for which there are so many ``seconds``."""
-        return not self.may_build or self._builds(case, "worst") <= max(seconds, self.prices.little)
+        return self._builds(case, "worst") <= max(seconds, self.prices.little)
 
     def where(self, case: Case, seconds: float) -> Case:
         """This case if it builds nothing, else one with its data at a place that was paid for.
 
         Every _PAY_EVERY-th stays as it is, if what it builds takes no more than ``seconds``.
         """
-        if not self.may_build or self._builds(case) <= self.prices.little:
-            return case
-        if case.seed % _PAY_EVERY == 0 and self.is_worth(case, seconds):
+        if self._builds(case) <= self.prices.little or (case.seed % _PAY_EVERY == 0 and self.is_worth(case, seconds)):
             return case
         places = [place for place in self.record.places if place[:2] == (case.M, case.N)]
         places = places or [place for place in self.record.places if place[0]]

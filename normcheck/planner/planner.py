@@ -55,7 +55,7 @@ class Planner:
         self._limits, self._shard, self._asked, self._excuses = limits, shard, layouts, excuses
         self.prices, self.record = Prices(device), Record()
         self.prices.own.repeated = not builds  # then any case tells what a call takes
-        self.paid = Paid(self.prices, self.record, builds and shard[1] == 1)
+        self._paid, self._may_build = Paid(self.prices, self.record), builds and shard[1] == 1
         self._refusals = Refusals(claims, lambda claims: self._plain.goals(claims))
         fits, own = device == "cpu" and not claims.shapes, self.prices.own
         self._plain = Plain(self._refusals, extent, seed, limits, own, self.record, shard=shard, fits=fits)
@@ -81,7 +81,7 @@ class Planner:
     def repeats(self) -> bool:
         """Whether the next case is the one before it again, with other data: it tells what is built."""
         own = self.prices.own
-        return self.paid.may_build and self.record.run == _FEW and not own.repeated and own.call > FAST
+        return self._may_build and self.record.run == _FEW and not own.repeated and own.call > FAST
 
     @property
     def upcoming(self) -> Case | None:
@@ -145,7 +145,7 @@ class Planner:
         self._refusals.ran(planned.case)
         if question is not None:
             self._refusals.answered(self.record.done)
-        elif self.paid.may_build and self.record.run > 1:
+        elif self._may_build and self.record.run > 1:
             self._choose(seconds)
 
     def saw_another(self, case: Case, probe: Depth, *, refused: bool, seconds: float) -> None:
@@ -174,9 +174,16 @@ class Planner:
             self._priced.candidates.compiled(planned, well=well)
 
     def where_paid(self, case: Case, seconds: float) -> Case:
-        """This case if it builds nothing, or is one of the few that may, for ``seconds``; else its data elsewhere."""
+        """This case if it builds nothing, or is one of the few that may, for ``seconds``; else its data elsewhere.
+
+        In the plain order what is built is no matter, and no stall may move a case.
+        """
         steady = replace(case, gap=gap_at(case.N, case.layout)) if self.is_priced else case
-        return self.paid.where(steady, seconds)
+        return self._paid.where(steady, seconds) if self.is_priced and self._may_build else steady
+
+    def is_worth(self, case: Case, seconds: float) -> bool:
+        """Whether a case that is not of the core is worth what it builds, for which there are so many ``seconds``."""
+        return not (self.is_priced and self._may_build) or self._paid.is_worth(case, seconds)
 
     @property
     def seconds_left(self) -> float:

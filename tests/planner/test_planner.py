@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Hashable, Iterator
 from dataclasses import replace
-from itertools import cycle
+from itertools import cycle, islice
 from typing import Any
 
 import pytest
@@ -14,6 +14,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.core import core
 from normcheck.cases.layouts import STRIDED
 from normcheck.cases.parameters import Parameters, with_parameters
+from normcheck.cases.strategies import choices, endless
 from normcheck.gate.plan import PROFILES
 from tests.inner_loop import parametrize
 from tests.planner import simulated as kernels
@@ -101,6 +102,9 @@ def test_a_kernel_that_builds_nothing_has_its_whole_core_however_the_machine_sta
     whole = core(run.core.claims, PROFILES["quick"].extent.on(device), 0)
     assert run.cases == [planned.case for planned in whole]
     assert not run.was_priced and run.missed == ()
+    drawn = list(islice(endless(choices(run.core.claims), 0), 100))
+    assert [run.core.where_paid(case, 1.0) for case in drawn] == drawn
+    assert all(run.core.is_worth(case, 0.0) for case in drawn)
 
 
 @pytest.mark.slow
