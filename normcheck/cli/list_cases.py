@@ -82,7 +82,7 @@ def _notes(cell: Cell, plan: Plan) -> Iterator[str]:
         yield f"  price {looked}"
 
 
-_CLASSES = {"m": "{} classes of M", "n": "{} classes of N", "block": "several rows of {} blocks of N"}
+_CLASSES = {"m": "{} classes of M", "n": "{} classes of N", "several": "several rows of {} N"}
 """The axes of a must-list of which only the number is told."""
 
 

@@ -13,7 +13,7 @@ from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
 from normcheck.cases.parameters import PARAMETERS
 from normcheck.cases.planned import Planned, Size
-from normcheck.planner.must import block_of, facets_of
+from normcheck.planner.must import facets_of, weight
 from normcheck.planner.prices import Prices
 from normcheck.planner.record import Record
 
@@ -91,8 +91,8 @@ class Candidates:
         """The new sizes that have most of what is wanted, the smaller ones first."""
 
         def told(size: Size) -> int:
-            own = facets_of(size.M, size.N) | {(axis, size.axes[axis]) for axis in ("m", "n")}
-            return len((own | {block_of(size.N)} if size.M > 1 < size.N else own) & wanted)
+            own = facets_of(size.M, size.N) | {(axis, size.axes[axis]) for axis in ("m", "n", "several")}
+            return sum(map(weight, own & wanted))
 
         new = (size for size in self._design.candidates if size.M and (size.M, size.N) not in self._record.shapes)
         return sorted(new, key=lambda size: (-told(size), size.M * size.N))[:_SIZES]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 from typing import Any
 
-from normcheck.cases.axes import SPECIAL, Value, octave_of
+from normcheck.cases.axes import SPECIAL, Value
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
@@ -28,6 +28,9 @@ FACETS: Mapping[str, Callable[[int, int], bool]] = {
 }
 """The sizes that tell most, by the branches that kernels have; a value of the axis "facet"."""
 
+_OF_MODELS = (4096, 1024, 2048, 512, 8192, 256)
+"""The N of most models, of each of which several rows are wanted: what fills its block may have a path of its own."""
+
 EMPTY: Value = ("m", 0)
 """The goal of a case without rows."""
 
@@ -38,6 +41,11 @@ _TELLING_ROWS = 20
 """A case of more rows shows a facet only if it blends all kinds of rows."""
 
 
+def weight(goal: Value) -> int:
+    """How much a goal of the tail tells, beside others."""
+    return 3 if goal[0] in ("facet", "several") else 1
+
+
 def reached(planned: Planned) -> set[Any]:
     """What of a must-list a case reaches: of one column nothing but its size, as it shows few faults; facets if its
     values are judged row by row.
@@ -45,8 +53,6 @@ def reached(planned: Planned) -> set[Any]:
     case, goals = planned.case, set(goals_of(planned))
     if case.N == 1:
         goals = {goal for goal in goals if goal[0] in ("m", "n")}
-    elif case.M > 1:
-        goals.add(block_of(case.N))
     ordinary = case.rows not in SPECIAL and case.dy not in NOT_FINITE
     tells = case.M > 0 and ordinary and (case.rows == "blend" or case.M < _TELLING_ROWS)
     return goals | (facets_of(case.M, case.N) if tells else set())
@@ -58,17 +64,12 @@ def facets_of(m: int, n: int) -> Set[Value]:
     return frozenset(("facet", name) for name, has in FACETS.items() if has(m, n))
 
 
-def block_of(columns: int) -> Value:
-    """The block of a power of two that holds a row, as a goal: several rows of it meet a path of their own."""
-    return ("block", octave_of(columns)[0])
-
-
 class Must:
     """The must-list of one kernel, in the order in which it is cut from its end.
 
     ``floor``: every parameter, layout and kind of data, no rows, a probe of rows and two eps; what of it is not reached
-    is missed, and the cell is thin. ``tail``: facets, the other eps, the classes of M and of N, several rows of every
-    block.
+    is missed, and the cell is thin. ``tail``: facets, several rows at each N of most models, the other eps, the
+    classes of M and of N.
     """
 
     def __init__(self, design: Design, limits: Limits, prices: Prices, shapes: int) -> None:
@@ -78,13 +79,13 @@ class Must:
         kinds = [(axis, value) for axis in _KINDS for value in axes.get(axis, ())]
         eps = [("eps", value) for value in axes["eps"]]
         empty = [EMPTY] * (0 in axes["m"])
-        several = [("probe", Depth.ROWS)] * any(size.M > 1 for size in sizes)
-        self.floor: tuple[Value, ...] = (*keys, *empty, *several, *kinds, *eps[:_FEW_EPS])
+        rows = [("probe", Depth.ROWS)] * any(size.M > 1 for size in sizes)
+        self.floor: tuple[Value, ...] = (*keys, *empty, *rows, *kinds, *eps[:_FEW_EPS])
         possible = set[Value]().union(*(facets_of(size.M, size.N) for size in sizes))
         facets = [facet for facet in (("facet", name) for name in FACETS) if facet in possible]
         classes = [("m", m) for m in axes["m"] if m] + [("n", key) for key in axes["n"]]
-        blocks = sorted({block_of(size.N) for size in sizes if size.M > 1 and size.N > 1})
-        self.tail: tuple[Value, ...] = (*facets, *eps[_FEW_EPS:], *classes, *blocks)
+        several = [("several", n) for n in _OF_MODELS if n in axes["several"]]
+        self.tail: tuple[Value, ...] = (*facets, *several, *eps[_FEW_EPS:], *classes)
 
     def least(self) -> tuple[int, int]:
         """Cases and shapes that a pass needs: fewer if a key takes long, and no more than are declared."""

@@ -14,7 +14,7 @@ from normcheck.cases.parameters import Place, place_of
 from normcheck.cases.planned import Planned, goals_of
 from normcheck.planner.candidates import Candidates
 from normcheck.planner.limits import Limits
-from normcheck.planner.must import Must, reached
+from normcheck.planner.must import Must, reached, weight
 from normcheck.planner.own import RUNS
 from normcheck.planner.prices import AXES, Prices
 from normcheck.planner.record import Record
@@ -147,7 +147,7 @@ class Priced:
         return case.M > 0 and (case.M, case.N) not in self._record.shapes
 
     def _rate(self, offer: _Offer, floor: Set[Any], few: int) -> float:
-        worth = sum(3 if goal in floor or goal[0] == "facet" else 1 for goal in offer.wanted)
+        worth = sum(3 if goal in floor else weight(goal) for goal in offer.wanted)
         worth += 3 * (few > 0 and self._opens(offer.planned.case))
         return (worth + len(offer.new) / 100) / self._seconds(offer)
 

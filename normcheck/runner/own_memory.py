@@ -26,8 +26,18 @@ class Results:
         place = tensor.untyped_storage().data_ptr()
         if any(place == t.untyped_storage().data_ptr() for t in given.values()):
             return
-        if before is not None and before.untyped_storage().data_ptr() == place:
+        if before is not None and _place(before) == place:
             text = f"{name} of two calls lies in the same memory: the second call overwrote the result of the first"
             raise Broken("not_repeatable", name, text)
         if tensor.untyped_storage().nbytes() <= _KEPT_BYTES:
             self._last[name] = tensor.detach()
+
+
+def _place(result: Tensor) -> int | None:
+    """The address of a result; None if nobody can use it any more, as after a later call of what torch.compile puts
+    into graphs of its own: torch raises then.
+    """
+    try:
+        return result.untyped_storage().data_ptr()
+    except RuntimeError:
+        return None

@@ -96,6 +96,14 @@ def test_a_dear_kernel_gets_what_a_pass_needs_in_its_time(name: str, seed: int) 
         assert unseen(run) == ["strided"] * (fields is PACKED)
 
 
+@pytest.mark.parametrize("builds", [blocks, plans, kernels.compiled_by_user])
+def test_a_dear_kernel_is_asked_several_rows_at_the_columns_of_models(builds: Builds) -> None:
+    """One that is wrong at N = 4096 alone, but for its first row, passed on a GPU."""
+    run = simulated(builds, **PACKED)
+    several = {case.N for case in run.cases if case.M > 1}
+    assert run.was_priced and several >= {256, 512, 1024, 2048, 4096, 8192}
+
+
 @parametrize(("device", "stalls"), [("cuda", 0.0), ("cuda", 0.02), ("cuda", 0.1), ("cpu", 0.0), ("cpu", 0.1)], inner=2)
 def test_a_kernel_that_builds_nothing_has_its_whole_core_however_the_machine_stalls(device: str, stalls: float) -> None:
     run = simulated(plain, device=device, stalls=stalls, **RANKS)
