@@ -34,7 +34,11 @@ PROFILER = "profiler"
 CONTEXTS = {
     context.name: context
     for context in (
-        Context("inference", "forward under torch.no_grad(), and with no input that wants a gradient", anew=True),
+        Context(
+            "inference",
+            "forward under torch.no_grad(), torch.inference_mode() and with no input that wants a gradient",
+            anew=True,
+        ),
         Context("frozen", "gradients wanted of one input alone, as with a frozen weight", anew=True),
         Context(
             "again",

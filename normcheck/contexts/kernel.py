@@ -62,6 +62,11 @@ class Kernel(Protocol):
         ...
 
     @property
+    def overwrites(self) -> Collection[str]:
+        """The inputs that a call may write into."""
+        ...
+
+    @property
     def expects(self) -> str:
         """The regular expression that the name of one of its kernels must have; "" for any."""
         ...

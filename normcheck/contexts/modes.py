@@ -10,29 +10,42 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from normcheck.cases import guard_bands
 from normcheck.cases.inputs import GRADIENT_OF, Inputs
 from normcheck.contexts.kernel import Kernel, NotTried, Step, both, copied, fill
+from normcheck.errors import Broken
 
 _PARAMETERS = ("dw", "db")
 
 
 def inference(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """Forward under torch.no_grad(), with other values in the same memory, as when weights are loaded anew, and in
-    other memory; and with no input that wants a gradient.
+    other memory; under torch.inference_mode(), as engines serve; and with no input that wants a gradient.
     """
     given = copied(first)
-    for words, number, values, inputs in (
-        ("", 0, first, given),
-        (" with other values in the memory of its inputs", 1, second, given),
-        (" with inputs in other memory", 0, second, copied(first)),
+    for words, number, values, inputs, mode in (
+        ("under torch.no_grad()", 0, first, given, torch.no_grad),
+        ("under torch.no_grad() with other values in the memory of its inputs", 1, second, given, torch.no_grad),
+        ("under torch.no_grad() with inputs in other memory", 0, second, copied(first), torch.no_grad),
+        ("under torch.inference_mode()", 0, second, copied(first), torch.inference_mode),
     ):
         fill(given, values)
-        with torch.no_grad():
+        with mode():
             outputs = kernel.forward(inputs).outputs
-        yield Step(f"under torch.no_grad(){words}", (number,), outputs, exact=False)
+        _require_unchanged(kernel, inputs, values if inputs is given else first, words)
+        yield Step(words, (number,), outputs, exact=False)
     if kernel.by_autograd:
-        outputs = kernel.forward(copied(first), wanted=()).outputs
-        yield Step("with no input that wants a gradient", (0,), outputs, exact=False)
+        words, inputs = "with no input that wants a gradient", copied(first)
+        outputs = kernel.forward(inputs, wanted=()).outputs
+        _require_unchanged(kernel, inputs, first, words)
+        yield Step(words, (0,), outputs, exact=False)
+
+
+def _require_unchanged(kernel: Kernel, inputs: Inputs, values: Inputs, words: str) -> None:
+    """Raise Broken if a call has changed one of its ``inputs``, which had these ``values``, and may not."""
+    for (name, now), (_, before) in zip(inputs.named(), values.named(), strict=True):
+        if name not in kernel.overwrites and not guard_bands.same_bits(now, before):
+            raise Broken("input_modified", name, f"{name} was modified {words}; inputs belong to the caller")
 
 
 def frozen(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:

@@ -38,6 +38,11 @@ class Calls:
         return "normcheck puts the weight of each call into one module" if one else ""
 
     @property
+    def overwrites(self) -> Collection[str]:
+        """See ``Kernel``."""
+        return self._implementation.overwrites
+
+    @property
     def expects(self) -> str:
         """See ``Kernel``."""
         return self._implementation.expects_kernel

@@ -150,6 +150,22 @@ def no_grad_is_quick(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: flo
     return y
 
 
+def inference_mode_is_quick(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: as engines call it, it forgets eps; under torch.no_grad() it does not."""
+    y: Tensor = Right.apply(x, weight, 0.0 if torch.is_inference_mode_enabled() else eps)
+    return y
+
+
+def in_place_without_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong in fp32, in which x.float() is x itself: if nobody wants gradients, it scales that in place."""
+    if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
+        y: Tensor = Right.apply(x, weight, eps)
+        return y
+    wide = x.float()
+    wide.mul_(torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
+    return (wide * weight.float()).to(x.dtype)
+
+
 def no_grad_saves_nothing(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     """Right: if nobody wants gradients, it saves nothing."""
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -300,6 +316,8 @@ RIGHT = {
 }
 WRONG = {
     "no_grad_is_quick": (no_grad_is_quick, "inference", "y"),
+    "inference_mode_is_quick": (inference_mode_is_quick, "inference", "y"),
+    "in_place_without_gradients": (in_place_without_gradients, "inference", "x"),
     "frozen_weight": (function(FrozenWeight), "frozen", "dx"),
     "overwrites_saved": (function(OverwritesSaved), "again", "dx"),
     "one_buffer_for_dw": (function(OneBufferForDw), "again", "dw"),
