@@ -32,6 +32,10 @@ EXTREME = (
 )  # fmt: skip
 """Shapes for a GPU at the ends of what a grid, or a block of columns, can have; few N, each of which may compile."""
 
+_GRID_ROWS, _ALONE = 65535, "last_row"
+"""Rows that the second dimension of a grid has at most; behind them only the last row has a gradient: among so many
+others, whether it is in dw does not show."""
+
 HUGE_N = 4096
 """N of huge cases: most kernels take it, and have compiled it by then."""
 
@@ -77,6 +81,7 @@ def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
     for m, n in sorted(LARGE[device], key=lambda shape: shape[0] * shape[1]) * times:
         if claims.admits("M", m) and claims.admits("N", n) and claims.fits(claims.layouts[0], n):
             dy = order.choice(("shifted", "correlated"))
+            dy = _ALONE if m > _GRID_ROWS else dy
             yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted")), dy=dy)
 
 
@@ -96,7 +101,8 @@ def extreme(claims: Claims, seed: int) -> Iterator[Case]:
     order = random.Random(seed + 2)
     for m, n in () if claims.shapes else EXTREME:
         if claims.admits("M", m) and claims.admits("N", n) and claims.fits(claims.layouts[0], n):
-            yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted", "tail")))
+            alone = {"dy": _ALONE} if m > _GRID_ROWS else {}
+            yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted", "tail")), **alone)
 
 
 def huge(claims: Claims, powers: Sequence[int]) -> Iterator[Case]:
