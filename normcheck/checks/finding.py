@@ -109,7 +109,7 @@ def _found(cell: Cell, result: Result, device: str, *, advise: bool, after: Sequ
             traceback=first.frames,
             where=first.where,
             advice=missing_bias.advice(first, result.case)
-            or own_limit.advice(first)
+            or own_limit.advice(first, result.case)
             or _overwriting(first)
             or _recorded(cell, first)
             or _strides(cell, result, device, advise=advise),

@@ -10,6 +10,7 @@ import sysconfig
 from typing import NamedTuple
 
 from normcheck.cases.case import Case
+from normcheck.cases.layouts import STRIDED
 from normcheck.checks.contract import Problem
 from normcheck.errors import one_line
 
@@ -51,14 +52,15 @@ def in_words(reason: str, least: int, judged: int) -> str:
     return f"refuses {axis_of(reason)} of {which}, {reason.partition(', ')[2]}"
 
 
-def advice(problem: Problem) -> str:
-    """What to do about an exception that states a limit; "" if it states none, or if a GPU failed."""
+def advice(problem: Problem, case: Case) -> str:
+    """What to do about an exception in ``case`` that states a limit; "" if it states none, or if a GPU failed."""
     stated = _stated(problem)
     if stated is None:
         return ""
+    declared = "strided=False, supports(case)" if case.layout in STRIDED else "supports(case)"
     return (
         f"The kernel raises this itself, in {stated.place}. If that is a limit of the kernel, "
-        "raise normcheck.UnsupportedCase there, or declare the limit with supports(case) or shapes=: such cases are "
+        f"raise normcheck.UnsupportedCase there, or declare the limit with {declared} or shapes=: such cases are "
         "then skipped, and counted."
     )
 

@@ -519,10 +519,11 @@ def test_a_cause_is_told_under_the_traceback() -> None:
 def test_whose_limit_it_is(file: str, own: bool) -> None:
     frames = (f"{file}:12 in forward: raise RuntimeError('at most 64 KB')",)
     problem = Problem("exception", "", "forward raised RuntimeError: at most 64 KB", frames)
-    assert bool(own_limit.advice(problem)) == own
-    assert own_limit.advice(replace(problem, kind="crash")) == ""
-    assert own_limit.advice(replace(problem, frames=())) == ""
-    assert own_limit.advice(replace(problem, message="supports(case) raised RuntimeError: no")) == ""
+    assert bool(own_limit.advice(problem, LAYERNORM)) == own
+    assert ("strided=False" in own_limit.advice(problem, replace(LAYERNORM, layout="x_strided", gap=8))) == own
+    assert own_limit.advice(replace(problem, kind="crash"), LAYERNORM) == ""
+    assert own_limit.advice(replace(problem, frames=()), LAYERNORM) == ""
+    assert own_limit.advice(replace(problem, message="supports(case) raised RuntimeError: no"), LAYERNORM) == ""
 
 
 # inputs that a kernel overwrites
