@@ -5,7 +5,8 @@ A kernel may take a shorter way if a gradient is not wanted, so its results need
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -16,36 +17,41 @@ from normcheck.contexts.kernel import Kernel, NotTried, Step, both, copied, fill
 from normcheck.errors import Broken
 
 _PARAMETERS = ("dw", "db")
+_WANTED_BY_NOBODY = "with no input that wants a gradient"
 
 
 def inference(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """Forward under torch.no_grad(), with other values in the same memory, as when weights are loaded anew, and in
-    other memory; under torch.inference_mode(), as engines serve; and with no input that wants a gradient.
+    other memory; under torch.inference_mode(), as engines serve; and with no input that wants a gradient. What was
+    returned stays as it was when the next call is made.
     """
-    given = copied(first)
-    for words, number, values, inputs, mode in (
-        ("under torch.no_grad()", 0, first, given, torch.no_grad),
-        ("under torch.no_grad() with other values in the memory of its inputs", 1, second, given, torch.no_grad),
-        ("under torch.no_grad() with inputs in other memory", 0, second, copied(first), torch.no_grad),
-        ("under torch.inference_mode()", 0, second, copied(first), torch.inference_mode),
-    ):
+    given, without = copied(first), "under torch.no_grad()"
+    for more, number, values in (("", 0, first), (" with other values in the memory of its inputs", 1, second)):
         fill(given, values)
-        with mode():
-            outputs = kernel.forward(inputs).outputs
-        _require_unchanged(kernel, inputs, values if inputs is given else first, words)
-        yield Step(words, (number,), outputs, exact=False)
-    if kernel.by_autograd:
-        words, inputs = "with no input that wants a gradient", copied(first)
-        outputs = kernel.forward(inputs, wanted=()).outputs
-        _require_unchanged(kernel, inputs, first, words)
-        yield Step(words, (0,), outputs, exact=False)
+        outputs = _called(kernel, given, values, f"{without}{more}", torch.no_grad)
+        yield Step(f"{without}{more}", (number,), outputs, exact=False)
+    for words, mode in (
+        (f"{without} with inputs in other memory", torch.no_grad),
+        ("under torch.inference_mode()", torch.inference_mode),
+        *((_WANTED_BY_NOBODY, nullcontext) for _ in range(kernel.by_autograd)),
+    ):
+        kept = _called(kernel, copied(first), first, words, mode)
+        yield Step(words, (0,), kept, exact=False)
+        outputs = _called(kernel, copied(second), second, words, mode)
+        yield Step(words, (1,), outputs, exact=False)
+        yield Step(f"{words}, when it is looked at again after a further call", (0,), kept, exact=False)
 
 
-def _require_unchanged(kernel: Kernel, inputs: Inputs, values: Inputs, words: str) -> None:
-    """Raise Broken if a call has changed one of its ``inputs``, which had these ``values``, and may not."""
+def _called(
+    kernel: Kernel, inputs: Inputs, values: Inputs, words: str, mode: Callable[[], AbstractContextManager[object]]
+) -> Mapping[str, Tensor]:
+    """What forward returns for ``inputs``, which have these ``values``; Broken if it changes one, and may not."""
+    with mode():
+        outputs = kernel.forward(inputs, wanted=() if words == _WANTED_BY_NOBODY else None).outputs
     for (name, now), (_, before) in zip(inputs.named(), values.named(), strict=True):
         if name not in kernel.overwrites and not guard_bands.same_bits(now, before):
             raise Broken("input_modified", name, f"{name} was modified {words}; inputs belong to the caller")
+    return outputs
 
 
 def frozen(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:

@@ -166,6 +166,14 @@ def in_place_without_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, *
     return (wide * weight.float()).to(x.dtype)
 
 
+def one_buffer_without_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: if nobody wants gradients, y lies in the one buffer of its shape, which the next call writes to."""
+    y: Tensor = Right.apply(x, weight, eps)
+    if y.requires_grad:
+        return y
+    return _ring.setdefault((y.shape, y.dtype), torch.empty_like(y)).copy_(y)
+
+
 def no_grad_saves_nothing(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     """Right: if nobody wants gradients, it saves nothing."""
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -318,6 +326,7 @@ WRONG = {
     "no_grad_is_quick": (no_grad_is_quick, "inference", "y"),
     "inference_mode_is_quick": (inference_mode_is_quick, "inference", "y"),
     "in_place_without_gradients": (in_place_without_gradients, "inference", "x"),
+    "one_buffer_without_gradients": (one_buffer_without_gradients, "inference", "y"),
     "frozen_weight": (function(FrozenWeight), "frozen", "dx"),
     "overwrites_saved": (function(OverwritesSaved), "again", "dx"),
     "one_buffer_for_dw": (function(OneBufferForDw), "again", "dw"),
