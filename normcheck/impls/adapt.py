@@ -182,6 +182,7 @@ def _annotated(kind: type[Any]) -> set[str]:
 
 def _of_class(kind: type[Any], spec: str) -> Adapted:
     """Instances are made for each N and eps; the weight and the bias of a case stand in for their parameters."""
+    import torch
     from torch.func import functional_call
 
     made_by = inspect.signature(kind).parameters
@@ -219,7 +220,9 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
         counts = (
             (x.shape[1], eps, bias is not None, options[GROUPS]) if grouped else (x.shape[-1], eps, bias is not None)
         )
-        return functional_call(module(*counts), own, (x,), given)
+        called = module(*counts)
+        called.train(torch.is_grad_enabled())  # without gradients it is in eval(), as where it serves
+        return functional_call(called, own, (x,), given)
 
     forward.__wrapped__ = kind.forward  # type: ignore[attr-defined]  # for source_location
     setattr(forward, ONE_MODULE, True)

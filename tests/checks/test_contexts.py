@@ -49,6 +49,18 @@ def test_what_is_wrong_in_one_context_alone_is_found(name: str) -> None:
     assert f"--context {context} '{CASE}'" in found.reproduce or f"context=({context!r},)" in found.reproduce
 
 
+class OtherInEval(torch.nn.RMSNorm):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        eps = self.eps if self.training else 0.0
+        return torch.nn.functional.rms_norm(x, self.normalized_shape, self.weight, eps)
+
+
+def test_the_class_of_a_module_is_in_eval_if_nobody_wants_gradients() -> None:
+    assert judged(OtherInEval).status == "pass"
+    found = judged(OtherInEval, "inference").failure
+    assert found is not None and (found.output, found.check) == ("y", "inference")
+
+
 @pytest.mark.parametrize("name", kernels.RIGHT)
 def test_a_right_twin_is_right_in_every_context(name: str) -> None:
     contexts = [context for context in contexts_on("cpu") if name != "no_autocast" or context != "autocast"]
