@@ -21,25 +21,24 @@ _WANTED_BY_NOBODY = "with no input that wants a gradient"
 
 
 def inference(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
-    """Forward under torch.no_grad(), with other values in the same memory, as when weights are loaded anew, and in
-    other memory; under torch.inference_mode(), as engines serve; and with no input that wants a gradient. What was
-    returned stays as it was when the next call is made.
+    """Forward under torch.no_grad(), under torch.inference_mode(), as engines serve, and with no input that wants a
+    gradient: with inputs in other memory, and with other values in the same memory, as when weights are loaded anew.
+    What was returned stays as it was when the next call is made.
     """
-    given, without = copied(first), "under torch.no_grad()"
-    for more, number, values in (("", 0, first), (" with other values in the memory of its inputs", 1, second)):
-        fill(given, values)
-        outputs = _called(kernel, given, values, f"{without}{more}", torch.no_grad)
-        yield Step(f"{without}{more}", (number,), outputs, exact=False)
     for words, mode in (
-        (f"{without} with inputs in other memory", torch.no_grad),
+        ("under torch.no_grad()", torch.no_grad),
         ("under torch.inference_mode()", torch.inference_mode),
         *((_WANTED_BY_NOBODY, nullcontext) for _ in range(kernel.by_autograd)),
     ):
-        kept = _called(kernel, copied(first), first, words, mode)
+        given, elsewhere = copied(first), copied(second)
+        kept = _called(kernel, given, first, words, mode)
         yield Step(words, (0,), kept, exact=False)
-        outputs = _called(kernel, copied(second), second, words, mode)
-        yield Step(words, (1,), outputs, exact=False)
+        outputs = _called(kernel, elsewhere, second, words, mode)
+        yield Step(f"{words} with inputs in other memory", (1,), outputs, exact=False)
         yield Step(f"{words}, when it is looked at again after a further call", (0,), kept, exact=False)
+        fill(given, second)
+        outputs = _called(kernel, given, second, words, mode)
+        yield Step(f"{words} with other values in the memory of its inputs", (1,), outputs, exact=False)
 
 
 def _called(

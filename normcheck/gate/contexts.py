@@ -94,14 +94,15 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, 
 def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
     """Of cases that have run, one at least, a small ragged one, a small round one, and one that fills the device.
 
-    If there is none of a kind, the next best stands for it. Their rows become a blend of all kinds: it shows best
-    whether eps, the mean and so on are used.
+    The round ones have weights in the dtype of x if any has. If there is none of a kind, the next best stands for it.
+    Their rows become a blend of all kinds: it shows best whether eps, the mean and so on are used.
     """
 
     def badness(case: Case, elements: tuple[int, int], *, ragged: bool) -> tuple[float, ...]:
         misses = case.N % 2 == 0 if ragged else case.N % 64 != 0
-        bare = case.weights == NO_WEIGHT
-        return (_outside(case, elements), bare, misses, case.M not in _ROWS, case.bias != ragged, case.M * case.N)
+        bare, cast = case.weights == NO_WEIGHT, case.weight_dtype == "same"  # in fp32 a weight is its own cast
+        other = cast == ragged, case.bias != ragged
+        return (_outside(case, elements), bare, misses, case.M not in _ROWS, *other, case.M * case.N)
 
     ragged = min(ran, key=lambda case: badness(case, _SMALL, ragged=True))
     even = min(ran, key=lambda case: badness(case, _SMALL, ragged=False))
