@@ -44,38 +44,45 @@ _COUNTS = ("R", "B", "G", "parts")
 
 @triton.jit
 def rows_of(G, ROWS: tl.constexpr):
-    """The samples and groups, int64 (ROWS, 1, 1), of the rows of a program. A row is a group of a sample."""
+    """The rows of a program, and the sample and group of each, all int64 (ROWS,). A row is a group of a sample."""
     first = tl.program_id(0).to(tl.int64) * ROWS
     beyond = (first % G).to(tl.int32) + tl.arange(0, ROWS)
-    samples, groups = first // G + beyond // G, (beyond % G).to(tl.int64)
-    return first + tl.arange(0, ROWS), samples[:, None, None], groups[:, None, None]
+    return first + tl.arange(0, ROWS), first // G + beyond // G, (beyond % G).to(tl.int64)
 
 
 @triton.jit
 def tile_of(t, CHANNELS, L, CHANNEL_BLOCK: tl.constexpr, LENGTH_BLOCK: tl.constexpr):
-    """Of tile ``t`` of a group the channels in it (1, CHANNEL_BLOCK, 1), the places along L (1, 1, LENGTH_BLOCK), both
-    int64, and which elements there are.
+    """Of tile ``t`` of a group the channels in it (CHANNEL_BLOCK,) and the places along L (LENGTH_BLOCK,), both int64,
+    and which elements there are, (1, CHANNEL_BLOCK, LENGTH_BLOCK).
     """
     across = tl.cdiv(L, LENGTH_BLOCK)
-    c = (t // across * CHANNEL_BLOCK + tl.arange(0, CHANNEL_BLOCK)).to(tl.int64)[None, :, None]
-    along = (t % across * LENGTH_BLOCK + tl.arange(0, LENGTH_BLOCK)).to(tl.int64)[None, None, :]
-    return c, along, (c < CHANNELS) & (along < L)
+    c = (t // across * CHANNEL_BLOCK + tl.arange(0, CHANNEL_BLOCK)).to(tl.int64)
+    along = (t % across * LENGTH_BLOCK + tl.arange(0, LENGTH_BLOCK)).to(tl.int64)
+    return c, along, (c < CHANNELS)[None, :, None] & (along < L)[None, None, :]
+
+
+@triton.jit
+def places(ptr, c, along, c_stride, l_stride):
+    """Where the elements of a tile lie; ``ptr``: where its groups begin, (ROWS, 1, 1)."""
+    return ptr + (c * c_stride)[None, :, None] + (along * l_stride)[None, None, :]
 
 
 @triton.jit
 def load_at(ptr, c, along, c_stride, l_stride, mask):
-    """A tile in fp32, 0 where masked; ``ptr``: where its groups begin."""
-    return tl.load(ptr + c * c_stride + along * l_stride, mask=mask, other=0.0).to(tl.float32)
+    """A tile in fp32, 0 where masked."""
+    return tl.load(places(ptr, c, along, c_stride, l_stride), mask=mask, other=0.0).to(tl.float32)
 
 
 @triton.jit
-def load_of_channels(ptr, channels, mask, missing):
-    """What channels have, in fp32; ``missing`` for each if there is none."""
+def load_of_channels(ptr, groups, c, CHANNELS, missing):
+    """What channels ``c`` of groups (ROWS,) have, (ROWS, CHANNEL_BLOCK, 1) in fp32; ``missing`` if there is none."""
+    mask = (groups >= 0)[:, None] & (c < CHANNELS)[None, :]
     if ptr is None:
         values = tl.where(mask, missing, 0.0)
     else:  # after a return triton compiles what follows all the same
-        values = tl.load(ptr + channels, mask=mask, other=0.0).to(tl.float32)
-    return values
+        at = (groups * CHANNELS)[:, None] + c[None, :]
+        values = tl.load(ptr + at, mask=mask, other=0.0).to(tl.float32)
+    return values[:, :, None]
 
 
 @triton.jit
@@ -86,8 +93,8 @@ def sum_of(values, ROWS: tl.constexpr):
 
 @triton.jit
 def sum_for_channels(values):
-    """The sums of a tile's channels, (1, CHANNEL_BLOCK, 1)."""
-    return tl.sum(tl.sum(values, axis=2, keep_dims=True), axis=0, keep_dims=True)
+    """The sums of a tile's channels, (CHANNEL_BLOCK,)."""
+    return tl.sum(tl.sum(values, axis=2), axis=0)
 
 
 @triton.jit
@@ -113,8 +120,8 @@ def grouped_kernel(
     """One program: ROWS whole groups, the first of their ``tiles`` stays in registers. R = B * G."""
     rows, samples, groups = rows_of(G, ROWS)
     here = (rows < R)[:, None, None]
-    x_ptr += samples * xb + groups * CHANNELS * xc
-    y_ptr += samples * yb + groups * CHANNELS * yc
+    x_ptr += (samples * xb + groups * CHANNELS * xc)[:, None, None]
+    y_ptr += (samples * yb + groups * CHANNELS * yc)[:, None, None]
     c, along, there = tile_of(0, CHANNELS, L, CHANNEL_BLOCK, LENGTH_BLOCK)
     first_mask = here & there
     first = load_at(x_ptr, c, along, xc, xl, first_mask)
@@ -141,10 +148,9 @@ def grouped_kernel(
         x = first
         if t > 0:
             x = load_at(x_ptr, c, along, xc, xl, here & there)
-        own = here & (c < CHANNELS)
-        z = (x - mean) * rstd * load_of_channels(weight_ptr, groups * CHANNELS + c, own, 1.0)
-        z += load_of_channels(bias_ptr, groups * CHANNELS + c, own, 0.0)
-        tl.store(y_ptr + c * yc + along * yl, activated(z, SILU), mask=here & there)
+        z = (x - mean) * rstd * load_of_channels(weight_ptr, groups, c, CHANNELS, 1.0)
+        z += load_of_channels(bias_ptr, groups, c, CHANNELS, 0.0)
+        tl.store(places(y_ptr, c, along, yc, yl), activated(z, SILU), mask=here & there)
 
 
 @triton.jit
@@ -168,14 +174,14 @@ def group_means_kernel(
     here = (rows < R)[:, None, None]
     mean = tl.load(mean_ptr + rows, mask=rows < R, other=0.0)[:, None, None]
     rstd = tl.load(rstd_ptr + rows, mask=rows < R, other=0.0)[:, None, None]
-    dy_ptr += samples * db + groups * CHANNELS * dc
-    x_ptr += samples * xb + groups * CHANNELS * xc
+    dy_ptr += (samples * db + groups * CHANNELS * dc)[:, None, None]
+    x_ptr += (samples * xb + groups * CHANNELS * xc)[:, None, None]
     sum1 = tl.zeros((ROWS, CHANNEL_BLOCK, LENGTH_BLOCK), tl.float32)
     sum2 = tl.zeros((ROWS, CHANNEL_BLOCK, LENGTH_BLOCK), tl.float32)
     for t in range(tiles):
         c, along, there = tile_of(t, CHANNELS, L, CHANNEL_BLOCK, LENGTH_BLOCK)
-        weight = load_of_channels(weight_ptr, groups * CHANNELS + c, here & (c < CHANNELS), 1.0)
-        bias = load_of_channels(bias_ptr, groups * CHANNELS + c, here & (c < CHANNELS), 0.0)
+        weight = load_of_channels(weight_ptr, groups, c, CHANNELS, 1.0)
+        bias = load_of_channels(bias_ptr, groups, c, CHANNELS, 0.0)
         xhat, dz = load_terms(dy_ptr, x_ptr, mean, rstd, weight, bias, c, along, dc, dl, xc, xl, here & there, SILU)
         sum1 += xhat * (dz * weight)
         sum2 += dz * weight
@@ -198,10 +204,10 @@ def grouped_gradients_kernel(
     """
     part, t = tl.program_id(0) // G, tl.program_id(1)
     group = (tl.program_id(0) % G).to(tl.int64)
+    only = group + tl.zeros((1,), tl.int64)
     c, along, there = tile_of(t, CHANNELS, L, CHANNEL_BLOCK, LENGTH_BLOCK)
-    channels = group * CHANNELS + c
-    weight = load_of_channels(weight_ptr, channels, c < CHANNELS, 1.0)
-    bias = load_of_channels(bias_ptr, channels, c < CHANNELS, 0.0)
+    weight = load_of_channels(weight_ptr, only, c, CHANNELS, 1.0)
+    bias = load_of_channels(bias_ptr, only, c, CHANNELS, 0.0)
     n = tl.full((ROWS,), CHANNELS * L, tl.float32)
     dw = tl.zeros((ROWS, CHANNEL_BLOCK, LENGTH_BLOCK), tl.float32)
     db_sum = tl.zeros((ROWS, CHANNEL_BLOCK, LENGTH_BLOCK), tl.float32)
@@ -223,11 +229,11 @@ def grouped_gradients_kernel(
             c2 = tl.load(c2_ptr + samples * G + group, mask=here, other=0.0)
         dx = (wdz - (xhat * c1[:, None, None] + c2[:, None, None])) * rstd
         dx_rows = dx_ptr + samples[:, None, None] * ob + group * CHANNELS * oc
-        tl.store(dx_rows + c * oc + along * ol, dx, mask=mask)
+        tl.store(places(dx_rows, c, along, oc, ol), dx, mask=mask)
         dw += dz * xhat
         db_sum += dz
     across = tl.cdiv(L, LENGTH_BLOCK)
-    at = (part * across + t % across).to(tl.int64) * G * CHANNELS + channels
+    at = (part * across + t % across).to(tl.int64) * G * CHANNELS + group * CHANNELS + c
     if dw_ptr is not None:
         tl.store(dw_ptr + at, sum_for_channels(dw), mask=c < CHANNELS)
     if db_ptr is not None:
@@ -264,8 +270,8 @@ def _cut(
     across = ceil_div(length, length_block)
     blocks = {"CHANNEL_BLOCK": channel_block, "LENGTH_BLOCK": length_block}
     return _Cut(
-        rows=t.rows, tiles=across * ceil_div(channels, channel_block), across=across, stages=t.stages, programs=t.groups,
-        constants={"ROWS": t.rows, **blocks, "num_warps": t.warps},
+        rows=t.rows, tiles=across * ceil_div(channels, channel_block), across=across,
+        constants={"ROWS": t.rows, **blocks, "num_warps": t.warps}, stages=t.stages, programs=t.groups,
     )  # fmt: skip
 
 
