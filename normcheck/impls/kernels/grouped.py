@@ -86,9 +86,9 @@ def load_of_channels(ptr, groups, c, CHANNELS, missing):
 
 
 @triton.jit
-def sum_of(values, ROWS: tl.constexpr):
+def sum_of(values):
     """The sums of a tile's rows, (ROWS,)."""
-    return tl.sum(tl.reshape(values, (ROWS, values.numel // ROWS)), axis=1)
+    return tl.sum(tl.sum(values, axis=2), axis=1)
 
 
 @triton.jit
@@ -130,7 +130,7 @@ def grouped_kernel(
     for t in range(1, tiles):
         c, along, there = tile_of(t, CHANNELS, L, CHANNEL_BLOCK, LENGTH_BLOCK)
         total += load_at(x_ptr, c, along, xc, xl, here & there)
-    mean = tl.div_rn(sum_of(total, ROWS), n)
+    mean = tl.div_rn(sum_of(total), n)
     tl.store(mean_ptr + rows, mean, mask=rows < R)
     mean = mean[:, None, None]
     centered = tl.where(first_mask, first - mean, 0.0)
@@ -139,7 +139,7 @@ def grouped_kernel(
         c, along, there = tile_of(t, CHANNELS, L, CHANNEL_BLOCK, LENGTH_BLOCK)
         centered = tl.where(here & there, load_at(x_ptr, c, along, xc, xl, here & there) - mean, 0.0)
         squares += centered * centered
-    variance = tl.div_rn(sum_of(squares, ROWS), n)
+    variance = tl.div_rn(sum_of(squares), n)
     rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
     tl.store(rstd_ptr + rows, rstd, mask=rows < R)
     rstd = rstd[:, None, None]
@@ -186,8 +186,8 @@ def group_means_kernel(
         sum1 += xhat * (dz * weight)
         sum2 += dz * weight
     n = tl.full((ROWS,), CHANNELS * L, tl.float32)
-    tl.store(c1_ptr + rows, tl.div_rn(sum_of(sum1, ROWS), n), mask=rows < R)
-    tl.store(c2_ptr + rows, tl.div_rn(sum_of(sum2, ROWS), n), mask=rows < R)
+    tl.store(c1_ptr + rows, tl.div_rn(sum_of(sum1), n), mask=rows < R)
+    tl.store(c2_ptr + rows, tl.div_rn(sum_of(sum2), n), mask=rows < R)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -222,8 +222,8 @@ def grouped_gradients_kernel(
         xhat, dz = load_terms(dy_rows, x_rows, mean, rstd, weight, bias, c, along, dc, dl, xc, xl, mask, SILU)
         wdz = dz * weight
         if c1_ptr is None:
-            c1 = tl.div_rn(sum_of(xhat * wdz, ROWS), n)
-            c2 = tl.div_rn(sum_of(wdz, ROWS), n)
+            c1 = tl.div_rn(sum_of(xhat * wdz), n)
+            c2 = tl.div_rn(sum_of(wdz), n)
         else:
             c1 = tl.load(c1_ptr + samples * G + group, mask=here, other=0.0)
             c2 = tl.load(c2_ptr + samples * G + group, mask=here, other=0.0)

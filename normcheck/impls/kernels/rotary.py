@@ -97,6 +97,8 @@ def rotary_kernel(
     here, of_q, normed = (rows < M)[:, None], (heads < Q)[:, None], (heads < NORMED)[:, None]
     x_at, y_at = (tokens * x_stride + heads * D)[:, None], (rows * D)[:, None]
     stored1, stored2 = load_pairs(x_ptr, x_at, here, P, PAIRED, PAIRS)
+    cos, sin = load_angles(cos_ptr, sin_ptr, tokens, angle_stride, here & normed, P, PAIRS)
+    w1, w2 = load_weights(q_weight_ptr, k_weight_ptr, of_q, P, PAIRED, PAIRS)
     x1, x2 = stored1.to(tl.float32), stored2.to(tl.float32)
     total = tl.sum(x1 * x1 + x2 * x2, axis=1)
     if REST:
@@ -108,8 +110,6 @@ def rotary_kernel(
     rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
     tl.store(rstd_ptr + tokens * NORMED + heads, rstd, mask=(rows < M) & (heads < NORMED))
     rstd = rstd[:, None]
-    w1, w2 = load_weights(q_weight_ptr, k_weight_ptr, of_q, P, PAIRED, PAIRS)
-    cos, sin = load_angles(cos_ptr, sin_ptr, tokens, angle_stride, here & normed, P, PAIRS)
     n1, n2 = x1 * rstd * w1, x2 * rstd * w2
     y1 = tl.where(normed, (n1 * cos - n2 * sin).to(stored1.dtype), stored1)
     y2 = tl.where(normed, (n2 * cos + n1 * sin).to(stored1.dtype), stored2)
