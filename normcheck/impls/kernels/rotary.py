@@ -61,20 +61,10 @@ def store_pairs(ptr, at, first, second, here, P, PAIRED: tl.constexpr, PAIRS: tl
 
 
 @triton.jit
-def load_weights(q_weight_ptr, k_weight_ptr, of_q, P, PAIRED: tl.constexpr, PAIRS: tl.constexpr):
-    """The weights of q or of k, as ``load_pairs`` has their columns, in fp32."""
-    at = tl.zeros((1, 1), tl.int32)
-    q_first, q_second = load_pairs(q_weight_ptr, at, at == 0, P, PAIRED, PAIRS)
-    k_first, k_second = load_pairs(k_weight_ptr, at, at == 0, P, PAIRED, PAIRS)
-    first = tl.where(of_q, q_first.to(tl.float32), k_first.to(tl.float32))
-    return first, tl.where(of_q, q_second.to(tl.float32), k_second.to(tl.float32))
-
-
-@triton.jit
-def load_rest_weight(q_weight_ptr, k_weight_ptr, of_q, cols, D):
-    """The weight of q or of k of the columns (1, REST) behind the pairs, in fp32."""
-    q = tl.load(q_weight_ptr + cols, mask=cols < D, other=0.0).to(tl.float32)
-    return tl.where(of_q, q, tl.load(k_weight_ptr + cols, mask=cols < D, other=0.0).to(tl.float32))
+def load_weights(ptr, here, P, PAIRED: tl.constexpr, PAIRS: tl.constexpr):
+    """The weights at ``ptr`` (ROWS, 1), as ``load_pairs`` has their columns, in fp32."""
+    first, second = load_pairs(ptr, tl.zeros(ptr.shape, tl.int32), here, P, PAIRED, PAIRS)
+    return first.to(tl.float32), second.to(tl.float32)
 
 
 @triton.jit
@@ -94,11 +84,12 @@ def rotary_kernel(
 ):  # fmt: skip
     """One program: ROWS of the M = T * H heads. The first Q of a token are of q, the first NORMED are normed."""
     rows, tokens, heads = heads_of(H, ROWS)
-    here, of_q, normed = (rows < M)[:, None], (heads < Q)[:, None], (heads < NORMED)[:, None]
+    here, normed = (rows < M)[:, None], (heads < NORMED)[:, None]
+    weight_ptr = tl.where((heads < Q)[:, None], q_weight_ptr, k_weight_ptr)
     x_at, y_at = (tokens * x_stride + heads * D)[:, None], (rows * D)[:, None]
     stored1, stored2 = load_pairs(x_ptr, x_at, here, P, PAIRED, PAIRS)
     cos, sin = load_angles(cos_ptr, sin_ptr, tokens, angle_stride, here & normed, P, PAIRS)
-    w1, w2 = load_weights(q_weight_ptr, k_weight_ptr, of_q, P, PAIRED, PAIRS)
+    w1, w2 = load_weights(weight_ptr, here & normed, P, PAIRED, PAIRS)
     x1, x2 = stored1.to(tl.float32), stored2.to(tl.float32)
     total = tl.sum(x1 * x1 + x2 * x2, axis=1)
     if REST:
@@ -115,7 +106,7 @@ def rotary_kernel(
     y2 = tl.where(normed, (n2 * cos + n1 * sin).to(stored1.dtype), stored2)
     store_pairs(y_ptr, y_at, y1, y2, here, P, PAIRED, PAIRS)
     if REST:
-        y = x * rstd * load_rest_weight(q_weight_ptr, k_weight_ptr, of_q, cols, D)
+        y = x * rstd * tl.load(weight_ptr + cols, mask=here & normed & (cols < D), other=0.0).to(tl.float32)
         tl.store(y_ptr + y_at + cols, tl.where(normed, y.to(stored.dtype), stored), mask=here & (cols < D))
 
 
@@ -127,13 +118,14 @@ def rotary_gradient_kernel(
 ):  # fmt: skip
     """dx of the same heads: dy rotated back is the cotangent of a norm with the weight of q or k."""
     rows, tokens, heads = heads_of(H, ROWS)
-    here, of_q, normed = (rows < M)[:, None], (heads < Q)[:, None], (heads < NORMED)[:, None]
+    here, normed = (rows < M)[:, None], (heads < NORMED)[:, None]
+    weight_ptr = tl.where((heads < Q)[:, None], q_weight_ptr, k_weight_ptr)
     dy_at, x_at, dx_at = tokens * dy_stride + heads * D, tokens * x_stride + heads * D, rows * D
     dy_at, x_at, dx_at = dy_at[:, None], x_at[:, None], dx_at[:, None]
     stored1, stored2 = load_pairs(dy_ptr, dy_at, here, P, PAIRED, PAIRS)
     x1, x2 = load_pairs(x_ptr, x_at, here & normed, P, PAIRED, PAIRS)
     cos, sin = load_angles(cos_ptr, sin_ptr, tokens, angle_stride, here & normed, P, PAIRS)
-    w1, w2 = load_weights(q_weight_ptr, k_weight_ptr, of_q, P, PAIRED, PAIRS)
+    w1, w2 = load_weights(weight_ptr, here & normed, P, PAIRED, PAIRS)
     rstd = tl.load(rstd_ptr + tokens * NORMED + heads, mask=(rows < M) & (heads < NORMED), other=0.0)[:, None]
     dy1, dy2 = stored1.to(tl.float32), stored2.to(tl.float32)
     wd1, wd2 = (dy1 * cos + dy2 * sin) * w1, (dy2 * cos - dy1 * sin) * w2
@@ -142,8 +134,9 @@ def rotary_gradient_kernel(
     if REST:
         cols = 2 * P + tl.arange(0, REST)[None, :]
         stored = tl.load(dy_ptr + dy_at + cols, mask=here & (cols < D), other=0.0)
-        wd = stored.to(tl.float32) * load_rest_weight(q_weight_ptr, k_weight_ptr, of_q, cols, D)
-        xhat = tl.load(x_ptr + x_at + cols, mask=here & normed & (cols < D), other=0.0).to(tl.float32) * rstd
+        own = here & normed & (cols < D)
+        wd = stored.to(tl.float32) * tl.load(weight_ptr + cols, mask=own, other=0.0).to(tl.float32)
+        xhat = tl.load(x_ptr + x_at + cols, mask=own, other=0.0).to(tl.float32) * rstd
         total += tl.sum(xhat * wd, axis=1)
     c1 = tl.div_rn(total, tl.full((ROWS,), D, tl.float32))[:, None]
     dx1 = tl.where(normed, ((wd1 - xhat1 * c1) * rstd).to(stored1.dtype), stored1)
