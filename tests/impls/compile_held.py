@@ -29,7 +29,7 @@ def compiled(kernel: Any, module: Any, N: int, with_residual: bool) -> Any:
         constants = forward.hold(N, 2, 4 if with_residual else 2).constants(N, 2)
     else:
         constants = backward.hold(N, 2, 4, with_bias=False, with_residual=with_residual).looped(N, 2)
-    fixed: dict[str, Any] = {**constants, "ZERO_CENTERED": False}
+    fixed: dict[str, Any] = {**constants, "ZERO_CENTERED": False, "GATE": 0, "SIGMOID": False}
     fixed |= dict.fromkeys(
         ("bias_ptr", "db_ptr", "dresidual_ptr", *(("bits_ptr",) if with_residual else OF_A_RESIDUAL))
     )

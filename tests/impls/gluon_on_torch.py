@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton.experimental.gluon._runtime import GluonJITFunction
+from triton.language import constexpr
 
 
 class Pointer:
@@ -120,6 +121,7 @@ def language(program: int, sample: int, programs: int, warps: int, blocks: int) 
         reduce=lambda tensors, axis, combine: tuple(x.sum(axis) for x in tensors),
         div_rn=torch.div,
         sqrt_rn=torch.sqrt,
+        exp=torch.exp,
     )
 
 
@@ -136,6 +138,7 @@ def launcher(module: ModuleType) -> Callable[..., None]:
                 **dict.fromkeys(("_in_registers", "_in_shared_memory"), lambda *_: None),
                 "gl": language(program, sample, grid[0], num_warps, num_ctas),
                 "async_copy": Copies(),
+                **{name: value.value for name, value in vars(module).items() if isinstance(value, constexpr)},
             }
             jitted = [(name, f) for name, f in vars(module).items() if isinstance(f, GluonJITFunction)]
             names |= {name: FunctionType(f.fn.__code__, names) for name, f in jitted}

@@ -19,7 +19,7 @@ ON_GPU = torch.cuda.is_available() and not interpreter.enabled()
 if not ON_GPU:
     interpreter.enable()
 
-from normcheck.impls.kernels import backward, forward, held, modulated
+from normcheck.impls.kernels import backward, forward, gated, held, modulated
 from normcheck.impls.kernels.holds import ROOM, UNASKED, Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
 from tests.impls import gluon_on_torch
@@ -61,7 +61,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
             kernel, *arguments, **constants
         )
 
-    for module in (forward, backward, modulated):
+    for module in (forward, backward, gated, modulated):
         monkeypatch.setattr(module, "launch", either)
 
 
@@ -160,6 +160,19 @@ def test_rows_of_samples_have_the_weight_of_their_own(how: str, S: int, centered
         y = modulated.forward(x, scale, shift, eps=EPS, centered=centered, how=own)
         saved = {"rstd": y["rstd"], "mean": y.get("mean")}
         made.append(y | modulated.backward(dy, x, scale, **saved, how=own))  # type: ignore[arg-type]
+    for name, expected in some(made[1].items()):
+        torch.testing.assert_close(made[0][name], expected, rtol=2e-5, atol=2e-5)
+
+
+@parametrize(("how", "before"), [(how, before) for how in HOLDS for before in (False, True)], inner=5)
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.usefixtures("on_cpu")
+def test_gated_rows_are_as_those_of_tiles(how: str, before: bool, sigmoid: bool) -> None:
+    x, dy, gate = torch.randn(3, 37, 288)[:, :, :272].unbind(0)
+    weight = torch.randn(272) if sigmoid else None
+    own = {"before": before, "sigmoid": sigmoid}
+    rstd = gated.forward(x, gate, weight, eps=EPS, **own)["rstd"]
+    made = [gated.backward(dy, x, gate, weight, rstd=rstd, how=each, **own) for each in (HOLDS[how], None)]
     for name, expected in some(made[1].items()):
         torch.testing.assert_close(made[0][name], expected, rtol=2e-5, atol=2e-5)
 

@@ -269,7 +269,7 @@ def backward(
 
         launch(
             held_gradients_kernel, (groups,), dy, x, weight, *saved, *stored, *strides, 0, M, N,
-            ZERO_CENTERED=zero_centered, **t.looped(N, itemsize),
+            ZERO_CENTERED=zero_centered, GATE=0, SIGMOID=False, **t.looped(N, itemsize),
         )  # fmt: skip
     else:
         shared = {"ZERO_CENTERED": zero_centered, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}

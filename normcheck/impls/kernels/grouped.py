@@ -28,9 +28,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normcheck.impls.kernels.backward import TILES, sum_groups
+from normcheck.impls.kernels import backward as plain
+from normcheck.impls.kernels.backward import sum_groups
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import ceil_div, power_of_two, tile, turns
+from normcheck.impls.kernels.tiles import Tile, ceil_div, power_of_two, tile, tiles, turns
 
 MAX_BLOCK = 8192
 """Elements of the longest groups that one program holds; longer ones are read again."""
@@ -39,15 +40,22 @@ ELEMENTS = 2048
 """Elements for each program on a GPU, and for each warp, if groups are shorter; those of the gradients, which loop, are
 of ``TILES``."""
 
+TILES = tiles(
+    *(Tile(rows=2048 // block, block=block, warps=4, stages=3, groups=528) for block in (256, 512, 1024)),
+    *(t for block, t in plain.TILES.items() if block > 1024),
+)
+"""Those of a norm of rows, but of short groups fewer to a program, and more programs. Chosen from seven on an H100."""
+
 _COUNTS = ("R", "B", "G", "parts")
 
 
 @triton.jit
-def rows_of(G, ROWS: tl.constexpr):
+def rows_of(R, G, ROWS: tl.constexpr):
     """The rows of a program, and the sample and group of each, all int64 (ROWS,). A row is a group of a sample."""
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    first = tl.program_id(0).to(R.dtype) * ROWS  # of 32 bits, if so many count all: a division takes long
     beyond = (first % G).to(tl.int32) + tl.arange(0, ROWS)
-    return first + tl.arange(0, ROWS), first // G + beyond // G, (beyond % G).to(tl.int64)
+    samples = (first // G).to(tl.int64) + beyond // G
+    return first.to(tl.int64) + tl.arange(0, ROWS), samples, (beyond % G).to(tl.int64)
 
 
 @triton.jit
@@ -86,9 +94,9 @@ def load_of_channels(ptr, groups, c, CHANNELS, missing):
 
 
 @triton.jit
-def sum_of(values):
-    """The sums of a tile's rows, (ROWS,)."""
-    return tl.sum(tl.sum(values, axis=2), axis=1)
+def sum_of(values, BY_CHANNEL: tl.constexpr):
+    """The sums of a tile's rows, (ROWS,), first along the axis of which a thread has several elements."""
+    return tl.sum(tl.sum(values, axis=1 if BY_CHANNEL else 2), axis=1)
 
 
 @triton.jit
@@ -116,9 +124,10 @@ def through(dy, z, SILU: tl.constexpr):
 def grouped_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, xb, xc, xl, yb, yc, yl, R, G, CHANNELS, L, tiles, eps,
     SILU: tl.constexpr, ROWS: tl.constexpr, CHANNEL_BLOCK: tl.constexpr, LENGTH_BLOCK: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS whole groups, the first of their ``tiles`` stays in registers. R = B * G."""
-    rows, samples, groups = rows_of(G, ROWS)
+    rows, samples, groups = rows_of(R, G, ROWS)
     here = (rows < R)[:, None, None]
     x_ptr += (samples * xb + groups * CHANNELS * xc)[:, None, None]
     y_ptr += (samples * yb + groups * CHANNELS * yc)[:, None, None]
@@ -130,7 +139,7 @@ def grouped_kernel(
     for t in range(1, tiles):
         c, along, there = tile_of(t, CHANNELS, L, CHANNEL_BLOCK, LENGTH_BLOCK)
         total += load_at(x_ptr, c, along, xc, xl, here & there)
-    mean = tl.div_rn(sum_of(total), n)
+    mean = tl.div_rn(sum_of(total, BY_CHANNEL), n)
     tl.store(mean_ptr + rows, mean, mask=rows < R)
     mean = mean[:, None, None]
     centered = tl.where(first_mask, first - mean, 0.0)
@@ -139,7 +148,7 @@ def grouped_kernel(
         c, along, there = tile_of(t, CHANNELS, L, CHANNEL_BLOCK, LENGTH_BLOCK)
         centered = tl.where(here & there, load_at(x_ptr, c, along, xc, xl, here & there) - mean, 0.0)
         squares += centered * centered
-    variance = tl.div_rn(sum_of(squares), n)
+    variance = tl.div_rn(sum_of(squares, BY_CHANNEL), n)
     rstd = tl.div_rn(tl.full((ROWS,), 1.0, tl.float32), tl.sqrt_rn(variance + eps))
     tl.store(rstd_ptr + rows, rstd, mask=rows < R)
     rstd = rstd[:, None, None]
@@ -168,9 +177,10 @@ def group_means_kernel(
     dy_ptr, x_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, c1_ptr, c2_ptr, db, dc, dl, xb, xc, xl,
     R, G, CHANNELS, L, tiles,
     SILU: tl.constexpr, ROWS: tl.constexpr, CHANNEL_BLOCK: tl.constexpr, LENGTH_BLOCK: tl.constexpr,
+    BY_CHANNEL: tl.constexpr,
 ):  # fmt: skip
     """c1 and c2 (R,) fp32 of groups of several tiles. One program: ROWS whole groups; R = B * G."""
-    rows, samples, groups = rows_of(G, ROWS)
+    rows, samples, groups = rows_of(R, G, ROWS)
     here = (rows < R)[:, None, None]
     mean = tl.load(mean_ptr + rows, mask=rows < R, other=0.0)[:, None, None]
     rstd = tl.load(rstd_ptr + rows, mask=rows < R, other=0.0)[:, None, None]
@@ -186,8 +196,8 @@ def group_means_kernel(
         sum1 += xhat * (dz * weight)
         sum2 += dz * weight
     n = tl.full((ROWS,), CHANNELS * L, tl.float32)
-    tl.store(c1_ptr + rows, tl.div_rn(sum_of(sum1), n), mask=rows < R)
-    tl.store(c2_ptr + rows, tl.div_rn(sum_of(sum2), n), mask=rows < R)
+    tl.store(c1_ptr + rows, tl.div_rn(sum_of(sum1, BY_CHANNEL), n), mask=rows < R)
+    tl.store(c2_ptr + rows, tl.div_rn(sum_of(sum2, BY_CHANNEL), n), mask=rows < R)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
@@ -195,7 +205,7 @@ def grouped_gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, c1_ptr, c2_ptr, dx_ptr, dw_ptr, db_ptr,
     db, dc, dl, xb, xc, xl, ob, oc, ol, B, G, CHANNELS, L, parts,
     SILU: tl.constexpr, ROWS: tl.constexpr, CHANNEL_BLOCK: tl.constexpr, LENGTH_BLOCK: tl.constexpr,
-    STAGES: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx, and sums of dw and db. One program: a tile of one group, of ROWS samples, and of all that are ``parts`` times
     as many on.
@@ -222,8 +232,8 @@ def grouped_gradients_kernel(
         xhat, dz = load_terms(dy_rows, x_rows, mean, rstd, weight, bias, c, along, dc, dl, xc, xl, mask, SILU)
         wdz = dz * weight
         if c1_ptr is None:
-            c1 = tl.div_rn(sum_of(xhat * wdz), n)
-            c2 = tl.div_rn(sum_of(wdz), n)
+            c1 = tl.div_rn(sum_of(xhat * wdz, BY_CHANNEL), n)
+            c2 = tl.div_rn(sum_of(wdz, BY_CHANNEL), n)
         else:
             c1 = tl.load(c1_ptr + samples * G + group, mask=here, other=0.0)
             c2 = tl.load(c2_ptr + samples * G + group, mask=here, other=0.0)
@@ -268,7 +278,7 @@ def _cut(
     t = tile(rows, inner * outer, on_gpu=on_gpu, max_block=max_block, **how)
     channel_block, length_block = (inner, outer) if by_channel else (outer, inner)
     across = ceil_div(length, length_block)
-    blocks = {"CHANNEL_BLOCK": channel_block, "LENGTH_BLOCK": length_block}
+    blocks = {"CHANNEL_BLOCK": channel_block, "LENGTH_BLOCK": length_block, "BY_CHANNEL": by_channel}
     return _Cut(
         rows=t.rows, tiles=across * ceil_div(channels, channel_block), across=across,
         constants={"ROWS": t.rows, **blocks, "num_warps": t.warps}, stages=t.stages, programs=t.groups,

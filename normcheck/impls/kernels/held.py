@@ -25,6 +25,9 @@ from triton.experimental.gluon.language.nvidia.ampere import async_copy
 from normcheck.impls.kernels.clusters import meet, over_blocks
 from normcheck.impls.kernels.tiles import ROW_COUNTS
 
+AFTER, BEFORE = gl.constexpr(1), gl.constexpr(2)
+"""A gate that comes after the norm, or before it; 0: there is none."""
+
 
 @gluon.constexpr_function
 def _split(blocks):
@@ -119,6 +122,24 @@ def _dy(i: gl.constexpr, ring, slot, found, lanes, layout: gl.constexpr):
 
 
 @gluon.jit
+def _gated(x, dy, gate, GATE: gl.constexpr, SIGMOID: gl.constexpr):
+    """What is normed, the cotangent of the norm, the gate's activation and its slope; the formulas of ``gated``."""
+    h = x
+    own = dy
+    a = 0.0
+    slope = 0.0
+    if GATE:
+        s = 1.0 / (1.0 + gl.exp(-gate))
+        a = s if SIGMOID else gate * s
+        slope = s * (1.0 - s) if SIGMOID else s * (1.0 + gate * (1.0 - s))
+        if GATE == BEFORE:
+            h = x * a
+        else:
+            own = dy * a
+    return h, own, a, slope
+
+
+@gluon.jit
 def _add_pairs(a, b, c, d):
     return a + c, b + d
 
@@ -127,16 +148,16 @@ def _add_pairs(a, b, c, d):
 def held_gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, dx_ptr, dw_ptr, db_ptr, added_ptr, dresidual_ptr,
     dy_stride, x_stride, added_stride, weight_stride, M, N,
-    ZERO_CENTERED: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr, STAGES: gl.constexpr,
-    SHARED: gl.constexpr,
+    ZERO_CENTERED: gl.constexpr, GATE: gl.constexpr, SIGMOID: gl.constexpr, PIECES: gl.constexpr,
+    VECTOR: gl.constexpr, STAGES: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
     """dx, and one group's sums of dw and db. One program: a row, and each that is so many on as there are programs of
     the sample. A sample is M rows with one weight, which is ``weight_stride`` behind that of the one before.
 
     mean_ptr is None for rmsnorm, bits_ptr if there is no bitmask, db_ptr if there is no bias, added_ptr if there is no
-    residual, dresidual_ptr if dx is its gradient too. The first pass over a row sums c1 and c2, the second reads the
-    same slots again. They are filled anew when the second pass has read all of the row or, if there is but one stage,
-    piece by piece, which takes more barriers.
+    residual, dresidual_ptr if dx is its gradient too. With a GATE these two are the gate and its gradient. The first
+    pass over a row sums c1 and c2, the second reads the same slots again. They are filled anew when the second pass has
+    read all of the row or, if there is but one stage, piece by piece, which takes more barriers.
     """
     WARPS: gl.constexpr = gl.num_warps()
     BLOCKS: gl.constexpr = gl.num_ctas()
@@ -199,10 +220,15 @@ def held_gradients_kernel(
             if STAGES == 1:
                 async_copy.wait_group(PIECES - 1 - i)
             scale = _scale(i, weight_ptr, kept, lanes, N, layout, ZERO_CENTERED, SHARED, PIECE)
-            xhat = (x_rings[i].index(slot).load(layout).to(gl.float32) - mean) * rstd
+            x = x_rings[i].index(slot).load(layout).to(gl.float32)
+            dy = _dy(i, dy_rings[i], slot, bits, lanes, layout)
+            if GATE:
+                gate = added_rings[i].index(slot).load(layout).to(gl.float32)
+                x, dy, _a, _slope = _gated(x, dy, gate, GATE, SIGMOID)
+            xhat = (x - mean) * rstd
             if i == PIECES - 1:
                 xhat = gl.where(lanes + i * PIECE < N, xhat, 0.0)
-            wdy = _dy(i, dy_rings[i], slot, bits, lanes, layout) * scale
+            wdy = dy * scale
             sum1 += xhat * wdy
             sum2 += wdy
         if mean_ptr is not None:
@@ -219,10 +245,11 @@ def held_gradients_kernel(
         more_db = ()
         for i in gl.static_range(PIECES):
             cols = lanes + i * PIECE
-            x = x_rings[i].index(slot).load(layout)
+            x = x_rings[i].index(slot).load(layout).to(gl.float32)
             dy = _dy(i, dy_rings[i], slot, bits, lanes, layout)
+            added = 0.0
             if added_ptr is not None:
-                added = added_rings[i].index(slot).load(layout)
+                added = added_rings[i].index(slot).load(layout).to(gl.float32)
             if STAGES == 1:
                 _begin_copy(x_rings[i], slot, x_ptr, x_stride, row + step, last, cols, N)
                 _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, row + step, last, cols, N)
@@ -230,16 +257,24 @@ def held_gradients_kernel(
                     _begin_copy(added_rings[i], slot, added_ptr, added_stride, row + step, last, cols, N)
                 async_copy.commit_group()
             scale = _scale(i, weight_ptr, kept, lanes, N, layout, ZERO_CENTERED, SHARED, PIECE)
-            xhat = (x.to(gl.float32) - mean) * rstd
-            dx = (dy * scale - (xhat * c1 + c2)) * rstd
-            if added_ptr is not None:
-                dx += added.to(gl.float32)
+            h, own, a, slope = _gated(x, dy, added, GATE, SIGMOID)
+            xhat = (h - mean) * rstd
+            dx = (own * scale - (xhat * c1 + c2)) * rstd
+            second = dx
+            if GATE == BEFORE:
+                second = dx * x * slope
+                dx *= a
+            elif GATE:
+                second = dy * (xhat * scale) * slope
+            elif added_ptr is not None:
+                dx += added
+                second = dx
             if dresidual_ptr is not None:
-                gl.store(dresidual_ptr + row * N + cols, dx.to(dresidual_ptr.dtype.element_ty), mask=cols < N)
+                gl.store(dresidual_ptr + row * N + cols, second.to(dresidual_ptr.dtype.element_ty), mask=cols < N)
             gl.store(dx_ptr + row * N + cols, dx.to(dx_ptr.dtype.element_ty), mask=cols < N)
-            more_dw = more_dw + (dw[i] + dy * xhat,)
+            more_dw = more_dw + (dw[i] + own * xhat,)
             if db_ptr is not None:
-                more_db = more_db + (db[i] + dy,)
+                more_db = more_db + (db[i] + own,)
         dw = more_dw
         db = more_db
         if STAGES > 1:

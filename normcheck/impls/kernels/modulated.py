@@ -299,7 +299,8 @@ def backward(
 
         launch(
             held_gradients_kernel, (groups, B), dy, x, scale, mean, rstd, None, dx, *parts, None, None,
-            *strides[:2], None, strides[2], S, N, ZERO_CENTERED=True, **how.looped(N, itemsize),
+            *strides[:2], None, strides[2], S, N, ZERO_CENTERED=True, GATE=0, SIGMOID=False,
+            **how.looped(N, itemsize),
         )  # fmt: skip
     else:
         launch(

@@ -18,19 +18,20 @@ from torch import Tensor
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import ceil_div, power_of_two, tile
 
-ELEMENTS = 2048
-"""Elements for each program on a GPU."""
+FORWARD_ELEMENTS, ELEMENTS = 512, 2048
+"""Elements for each program on a GPU, in the forward and of the gradients. Chosen from six each on an H100."""
 
 _LONGEST = 65536
 """Columns of the widest heads, which one program holds."""
 
 
 @triton.jit
-def heads_of(H, ROWS: tl.constexpr):
+def heads_of(M, H, ROWS: tl.constexpr):
     """The rows of a program, and the token and the head of each, all int64 (ROWS,)."""
-    first = tl.program_id(0).to(tl.int64) * ROWS
+    first = tl.program_id(0).to(M.dtype) * ROWS  # of 32 bits, if so many count all: a division takes long
     beyond = (first % H).to(tl.int32) + tl.arange(0, ROWS)
-    return first + tl.arange(0, ROWS), first // H + beyond // H, (beyond % H).to(tl.int64)
+    tokens = (first // H).to(tl.int64) + beyond // H
+    return first.to(tl.int64) + tl.arange(0, ROWS), tokens, (beyond % H).to(tl.int64)
 
 
 @triton.jit
@@ -83,7 +84,7 @@ def rotary_kernel(
     PAIRED: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS of the M = T * H heads. The first Q of a token are of q, the first NORMED are normed."""
-    rows, tokens, heads = heads_of(H, ROWS)
+    rows, tokens, heads = heads_of(M, H, ROWS)
     here, normed = (rows < M)[:, None], (heads < NORMED)[:, None]
     weight_ptr = tl.where((heads < Q)[:, None], q_weight_ptr, k_weight_ptr)
     x_at, y_at = (tokens * x_stride + heads * D)[:, None], (rows * D)[:, None]
@@ -117,7 +118,7 @@ def rotary_gradient_kernel(
     PAIRED: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """dx of the same heads: dy rotated back is the cotangent of a norm with the weight of q or k."""
-    rows, tokens, heads = heads_of(H, ROWS)
+    rows, tokens, heads = heads_of(M, H, ROWS)
     here, normed = (rows < M)[:, None], (heads < NORMED)[:, None]
     weight_ptr = tl.where((heads < Q)[:, None], q_weight_ptr, k_weight_ptr)
     dy_at, x_at, dx_at = tokens * dy_stride + heads * D, tokens * x_stride + heads * D, rows * D
@@ -148,9 +149,9 @@ def rotary_gradient_kernel(
 
 
 @cache
-def _constants(M: int, D: int, pairs: int, *, on_gpu: bool) -> dict[str, int]:
-    """The constants of both kernels for M heads of D columns, of which so many ``pairs`` are rotated."""
-    t = tile(M, D, on_gpu=on_gpu, elements=ELEMENTS, max_block=_LONGEST)
+def _constants(M: int, D: int, pairs: int, *, on_gpu: bool, elements: int) -> dict[str, int]:
+    """The constants of a kernel for M heads of D columns, of which so many ``pairs`` are rotated."""
+    t = tile(M, D, on_gpu=on_gpu, elements=elements, max_block=_LONGEST)
     rest = D - 2 * pairs
     blocks = {"PAIRS": power_of_two(pairs), "REST": power_of_two(rest) if rest else 0}
     return {"ROWS": t.rows, **blocks, "num_warps": t.warps}
@@ -178,7 +179,7 @@ def forward(
     rstd = torch.empty((T, normed), dtype=torch.float32, device=x.device)
     H = N // D
     if T:
-        constants = _constants(T * H, D, cos.shape[1], on_gpu=x.is_cuda)
+        constants = _constants(T * H, D, cos.shape[1], on_gpu=x.is_cuda, elements=FORWARD_ELEMENTS)
         launch(
             rotary_kernel, (ceil_div(T * H, constants["ROWS"]),), x, q_weight, k_weight, cos, sin, y, rstd, x.stride(0),
             cos.stride(0), T * H, H, q_heads, normed, D, cos.shape[1], eps, PAIRED=interleaved, **constants,
@@ -204,7 +205,7 @@ def backward(
     dx = torch.empty((T, N), dtype=x.dtype, device=x.device)
     H = N // D
     if T:
-        constants = _constants(T * H, D, cos.shape[1], on_gpu=x.is_cuda)
+        constants = _constants(T * H, D, cos.shape[1], on_gpu=x.is_cuda, elements=ELEMENTS)
         launch(
             rotary_gradient_kernel, (ceil_div(T * H, constants["ROWS"]),), dy, x, q_weight, k_weight, cos, sin,
             rstd.contiguous(), dx, dy.stride(0), x.stride(0), cos.stride(0), T * H, H, q_heads, normed, D,
