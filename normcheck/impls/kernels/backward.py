@@ -202,19 +202,32 @@ def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
 
 
 @cache
-def hold(N: int, itemsize: int, weight_itemsize: int, *, with_bias: bool, with_residual: bool = False) -> Hold | None:
+def hold(
+    N: int,
+    itemsize: int,
+    weight_itemsize: int,
+    *,
+    with_bias: bool,
+    with_residual: bool = False,
+    with_bits: bool = False,
+) -> Hold | None:
     """How rows of N elements of ``itemsize`` bytes are held, with weights of ``weight_itemsize``; None if they are not.
 
-    The sums of dw and db stay in registers, of which 16 warps have too few for both of many columns.
+    The sums of dw and db stay in registers, of which 16 warps have too few for both of many columns. With a bitmask,
+    which takes more instructions, 8 warps are slower still.
     ``weight_itemsize``: 0 without a weight.
     """
     blocks = power_of_two(ceil_div(N, MOST_COLUMNS))
     if N < HELD_FROM or blocks > MOST_BLOCKS:
         return None
     columns = ceil_div(N, blocks)
-    warps = 8 if columns <= NARROW or (with_bias and columns > MIDDLE) else 16
+    warps = 8 if columns <= NARROW or (with_bias and columns > MIDDLE and not with_bits) else 16
     wanted = Hold(
-        warps=warps, blocks=blocks, stages=2 if columns <= TWO_ROWS else 1, groups=CLUSTERS[blocks], shared=MOST_COLUMNS
+        warps=warps,
+        blocks=blocks,
+        stages=2 if columns <= TWO_ROWS or with_bits else 1,
+        groups=CLUSTERS[blocks],
+        shared=MOST_COLUMNS,
     )
     return fitting(wanted, N, itemsize, weight_itemsize, matrices=2 + with_residual)
 
@@ -253,7 +266,9 @@ def backward(
     matrices = (x, dy) if added is None else (x, dy, added)
     itemsize = max(matrix.element_size() for matrix in matrices)
     if how is None and x.is_cuda and room_on(x.device) and can_hold(N, *matrices):
-        facts = {"with_bias": bias is not None, "with_residual": added is not None}
+        facts = {
+            "with_bias": bias is not None, "with_residual": added is not None, "with_bits": bitmask is not None
+        }  # fmt: skip
         how = hold(N, itemsize, 0 if weight is None else weight.element_size(), **facts)
     t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
     groups = turns(M, 1 if isinstance(t, Hold) else t.rows, t.groups)

@@ -40,7 +40,7 @@ ELEMENTS = 2048
 
 TILES = tiles(
     Tile(rows=4, block=512, warps=2, stages=3, groups=528),
-    *(Tile(rows=1, block=block, warps=8, stages=3, groups=264) for block in (1024, 2048, 4096)),
+    *(Tile(rows=2048 // block or 1, block=block, warps=8, stages=3, groups=264) for block in (1024, 2048, 4096)),
     Tile(rows=1, block=8192, warps=16, stages=3, groups=132),
 )
 """Those of the gradients, whose programs loop over rows. Chosen from ten each on an H100."""

@@ -116,7 +116,7 @@ def _dy(i: gl.constexpr, ring, slot, found, lanes, layout: gl.constexpr):
     """Piece i of dy in fp32, 0 where its bit is 0; ``found``: the bytes of the bitmask, or none."""
     dy = ring.index(slot).load(layout).to(gl.float32)
     if len(found) > 0:
-        bits = (found[i].to(gl.int32)[:, :, None] >> _eights(lanes % 8)) & 1
+        bits = found[i].to(gl.int32)[:, :, None] & _eights(1 << (lanes & 7))
         dy = gl.where(gl.convert_layout(gl.reshape(bits, lanes.shape), layout) != 0, dy, 0.0)
     return dy
 
@@ -380,7 +380,7 @@ def held_forward_kernel(
             z += gl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
         if bits_ptr is not None:
             inside = (z > lower) & (z < upper)
-            packed = gl.sum(_eights(inside.to(gl.int32) << lanes % 8), axis=2)
+            packed = gl.sum(_eights(gl.where(inside, 1 << (lanes & 7), 0)), axis=2)
             left = gl.min(_eights(cols), axis=2)
             gl.store(bits_ptr + row * (N // 8) + left // 8, packed.to(gl.uint8), mask=left < N)
             z = gl.where(z < lower, lower, gl.where(z > upper, upper, z))  # NaN stays NaN
