@@ -13,7 +13,8 @@
     dw    = sum over rows of own * h * rstd
 
 fp32 inside, one rounding at each store. x, gate and dy have row strides of their own. The activation is computed again
-in backward, which takes as long as its bytes would and saves them. dw is summed as in ``backward``.
+in backward, which takes as long as its bytes would and saves them. dw is summed as in ``backward``, and wide rows are
+held as there (``held``).
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@
 scale and shift of a row are those of its sample, row // S, whatever tile the row is in: S need not fill one. fp32
 inside, one rounding at each store. x and dy have row strides of their own, scale and shift have one. dscale and dshift
 are summed per group of rows of one sample, then over its groups, each in a fixed order: no atomics. Samples of few rows
-are no work for a program: there the terms of every row are stored, and then added up.
+are no work for a program: there the terms of every row are stored, and then added up. Wide rows are held (``held``).
 """
 
 from __future__ import annotations
@@ -40,6 +40,9 @@ ELEMENTS = 2048
 
 FEW_ROWS = 16
 """Samples of fewer rows are not summed by a program each."""
+
+MOST_HELD = 65535
+"""Samples whose rows are held in the backward: so many programs a grid has along its second axis."""
 
 _COUNTS = (*ROW_COUNTS, "S", "B")
 
@@ -277,7 +280,7 @@ def backward(
         x.element_size(),
         few_rows <= S,
     )
-    if how is None and by_sample and x.is_cuda and room_on(x.device) and can_hold(N, x, dy):
+    if how is None and by_sample and B <= MOST_HELD and x.is_cuda and room_on(x.device) and can_hold(N, x, dy):
         how = plain_backward.hold(N, itemsize, scale.element_size(), with_bias=True)
     per_group = group_rows(S, t.rows, max(t.groups // B, 1)) if by_sample else t.rows
     groups = ceil_div(S, per_group) if by_sample else S
