@@ -208,13 +208,12 @@ def test_faults_in_the_order_of_copies_show(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("weight_itemsize", [0, 2, 4])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_what_is_chosen_has_room(
-    module: Any, itemsize: int, weight_itemsize: int, with_bias: bool, with_residual: bool
-) -> None:
+@pytest.mark.parametrize("third", ["", "with_residual", "with_bits"])
+def test_what_is_chosen_has_room(module: Any, itemsize: int, weight_itemsize: int, with_bias: bool, third: str) -> None:
+    with_residual = third == "with_residual"
     matrices = (1 if module is forward else 2) + with_residual
     facts = (weight_itemsize,) if module is backward else (itemsize * (1 + with_residual),)
-    named = {"with_bias": with_bias, "with_residual": with_residual} if module is backward else {}
+    named = {"with_bias": with_bias, **({third: True} if third else {})} if module is backward else {}
     for N in range(16, 140_000, 16):
         how = module.hold(N, itemsize, *facts, **named)
         assert (how is not None) == (

@@ -2,9 +2,9 @@
 # ruff: noqa: RUF005  (Triton joins tuples with a plus)
 """Kernels for wide rows, which are held in shared memory until they are done with. In Gluon: on a GPU only.
 
-The formulas are those of ``forward``, ``backward``, ``gated`` and ``modulated``. A row is in PIECES pieces, of which each
-thread has VECTOR columns, 16 bytes. The widest rows are shared by a cluster of blocks, each on a multiprocessor: a piece
-(BLOCKS, LANES) has a part for each block, and the blocks tell each other their sums.
+The formulas are those of ``forward``, ``backward``, ``gated`` and ``modulated``. A row is in PIECES pieces, of which
+each thread has VECTOR columns, 16 bytes. The widest rows are shared by a cluster of blocks, each on a multiprocessor: a
+piece (BLOCKS, LANES) has a part for each block, and the blocks tell each other their sums.
 
 The forward has a program for each row. It asks for all of it at once, and other programs on the multiprocessor compute
 meanwhile. Rows begin in their order, so that the memory in use at any time lies together: on an H100 it is faster by
