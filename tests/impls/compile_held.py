@@ -13,7 +13,8 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from normcheck.impls.kernels import backward, forward, held
 
-OTHER_TYPES = {"weight_ptr": "*fp32", "mean_ptr": "*fp32", "rstd_ptr": "*fp32", "dw_ptr": "*fp32", "eps": "fp32"}
+OTHER_TYPES = {"weight_ptr": "*fp32", "mean_ptr": "*fp32", "rstd_ptr": "*fp32", "dw_ptr": "*fp32"}
+OTHER_TYPES |= {"eps": "fp32", "lower": "fp32", "upper": "fp32", "bits_ptr": "*u8"}
 KERNELS = ((held.held_forward_kernel, forward), (held.held_gradients_kernel, backward))
 
 
@@ -21,13 +22,17 @@ OF_A_RESIDUAL = ("residual_ptr", "sum_ptr", "residual_stride", "added_ptr", "add
 
 
 def compiled(kernel: Any, module: Any, N: int, with_residual: bool) -> Any:
-    """``kernel`` as it is chosen for rows of N in bf16 with an fp32 weight and no bias; a residual has bf16 too."""
+    """``kernel`` as it is chosen for rows of N in bf16 with an fp32 weight and no bias; with a residual, which has bf16
+    too, or with a bitmask.
+    """
     if module is forward:
         constants = forward.hold(N, 2, 4 if with_residual else 2).constants(N, 2)
     else:
         constants = backward.hold(N, 2, 4, with_bias=False, with_residual=with_residual).looped(N, 2)
-    fixed: dict[str, Any] = {**constants, "ZERO_CENTERED": False}
-    fixed |= dict.fromkeys(("bias_ptr", "db_ptr", "dresidual_ptr", *(() if with_residual else OF_A_RESIDUAL)))
+    fixed: dict[str, Any] = {**constants, "ZERO_CENTERED": False, "GATE": 0, "SIGMOID": False}
+    fixed |= dict.fromkeys(
+        ("bias_ptr", "db_ptr", "dresidual_ptr", *(("bits_ptr",) if with_residual else OF_A_RESIDUAL))
+    )
     options = {name: fixed.pop(name) for name in ("num_warps", "num_ctas")}
     signature, constants, facts = {}, {}, {}
     for i, name in enumerate(kernel.arg_names):

@@ -8,6 +8,7 @@ program, which Triton's barriers prevent.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable
 from types import FunctionType, ModuleType, SimpleNamespace
 from typing import Any
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from triton.experimental.gluon._runtime import GluonJITFunction
+from triton.language import constexpr
 
 
 class Pointer:
@@ -91,13 +93,14 @@ def exchanged(asm: str, constraints: str, args: list[Tensor], **_: object) -> An
     return args[0] if len(args) == 1 else tuple(t.sum().expand_as(t) for t in args[:2])
 
 
-def language(program: int, programs: int, warps: int, blocks: int) -> SimpleNamespace:
+def language(program: int, sample: int, programs: int, warps: int, blocks: int) -> SimpleNamespace:
     """What the kernels use of ``triton.experimental.gluon.language``."""
     return SimpleNamespace(
         float32=torch.float32,
         int32=torch.int32,
         int64=torch.int64,
-        program_id=lambda axis: torch.tensor(program),
+        uint8=torch.uint8,
+        program_id=lambda axis: torch.tensor((program, sample)[axis]),
         num_programs=lambda axis: programs,
         num_warps=lambda: warps,
         num_ctas=lambda: blocks,
@@ -112,9 +115,13 @@ def language(program: int, programs: int, warps: int, blocks: int) -> SimpleName
         zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
         where=torch.where,
         sum=lambda x, axis: x.sum(axis),
+        min=lambda x, axis: x.amin(axis),
+        reshape=torch.reshape,
+        convert_layout=lambda x, layout: x,
         reduce=lambda tensors, axis, combine: tuple(x.sum(axis) for x in tensors),
         div_rn=torch.div,
         sqrt_rn=torch.sqrt,
+        exp=torch.exp,
     )
 
 
@@ -125,12 +132,13 @@ def launcher(module: ModuleType) -> Callable[..., None]:
         kernel: Any, grid: tuple[int, ...], *arguments: Any, num_warps: int, num_ctas: int, **constants: Any
     ) -> None:
         values = [Pointer(_memory(a)) if isinstance(a, Tensor) else a for a in arguments]
-        for program in range(grid[0]):
+        for program, sample in itertools.product(range(grid[0]), range((*grid, 1)[1])):
             names: dict[str, Any] = {
                 **dict.fromkeys(("MEET", "EXCHANGE"), ""),
                 **dict.fromkeys(("_in_registers", "_in_shared_memory"), lambda *_: None),
-                "gl": language(program, grid[0], num_warps, num_ctas),
+                "gl": language(program, sample, grid[0], num_warps, num_ctas),
                 "async_copy": Copies(),
+                **{name: value.value for name, value in vars(module).items() if isinstance(value, constexpr)},
             }
             jitted = [(name, f) for name, f in vars(module).items() if isinstance(f, GluonJITFunction)]
             names |= {name: FunctionType(f.fn.__code__, names) for name, f in jitted}

@@ -19,12 +19,13 @@ ON_GPU = torch.cuda.is_available() and not interpreter.enabled()
 if not ON_GPU:
     interpreter.enable()
 
-from normcheck.impls.kernels import backward, forward, held
+from normcheck.impls.kernels import backward, forward, gated, held, modulated
 from normcheck.impls.kernels.holds import ROOM, UNASKED, Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
 from tests.impls import gluon_on_torch
 from tests.impls.test_kernels import EPS, assert_close
 from tests.inner_loop import parametrize
+from tests.some import some
 
 SMALL = Hold(warps=1, stages=2, groups=3)
 """Pieces of 256 columns of 16 bits, three programs at most, of eight rows or more each."""
@@ -46,6 +47,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "add_rmsnorm": {"bias": False, "centered": False, "zero_centered": False, "residual": torch.float32},
 }
 KINDS["no_weight"] = {**KINDS["add_rmsnorm"], "weight": False}
+KINDS["relu_bitmask"] = {**KINDS["layernorm"], "clips": (-0.75, 1.25)}
 """``residual``: the dtype of one that is added; ``weight``: whether there is one, as there is by default."""
 
 
@@ -59,8 +61,8 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
             kernel, *arguments, **constants
         )
 
-    monkeypatch.setattr(forward, "launch", either)
-    monkeypatch.setattr(backward, "launch", either)
+    for module in (forward, backward, gated, modulated):
+        monkeypatch.setattr(module, "launch", either)
 
 
 def outputs(
@@ -85,20 +87,31 @@ def outputs(
     if "residual" in facts:
         own["residual"], of_backward["added"] = rows(facts["residual"], 16), rows(facts["residual"], 48)
         summed = (x.double() + own["residual"].double()).to(facts["residual"])
+    own["clips"] = facts.get("clips")
     made = forward.forward(x, weight, bias, eps=EPS, **own)
     normed = made.get("residual_out", x)
-    made |= backward.backward(dy, normed, weight, bias, mean=made.get("mean"), rstd=made["rstd"], **of_backward)
+    saved = {name: made.get(name) for name in ("mean", "rstd", "bitmask")}
+    made |= backward.backward(dy, normed, weight, bias, **saved, **of_backward)  # type: ignore[arg-type]
     w64 = 1.0 if weight is None else weight.double() + facts["zero_centered"]
     x64, dy64 = summed.double(), dy.double()
     mean = x64.mean(1, keepdim=True) if facts["centered"] else torch.zeros_like(x64[:, :1])
     rstd = ((x64 - mean).square().mean(1, keepdim=True) + EPS).rsqrt()
-    xhat, wdy = (x64 - mean) * rstd, dy64 * w64
+    xhat = (x64 - mean) * rstd
+    z = xhat * w64 + (0.0 if bias is None else bias.double())
+    if facts.get("clips"):
+        low, high = facts["clips"]
+        bits = (made.pop("bitmask")[:, :, None] >> torch.arange(8, device=device)) & 1
+        inside = (z > low) & (z < high)
+        doubtful = ((z - low).abs() < 1e-4) | ((z - high).abs() < 1e-4)
+        assert bool(((bits.flatten(1) != 0) == inside)[~doubtful].all()) and 0.5 < inside.double().mean() < 0.9
+        z, dy64 = z.clamp(low, high), torch.where(bits.flatten(1) != 0, dy64, 0.0)
+    wdy = dy64 * w64
     c2 = wdy.mean(1, keepdim=True) if facts["centered"] else 0.0
     added = of_backward["added"].double() if "residual" in facts else 0.0
     dx = (wdy - xhat * (xhat * wdy).mean(1, keepdim=True) - c2) * rstd + added
     expected = {
         "residual_out": x64,
-        "y": xhat * w64 + (0.0 if bias is None else bias.double()),
+        "y": z,
         "mean": mean.flatten(),
         "rstd": rstd.flatten(),
         "dx": dx,
@@ -136,6 +149,34 @@ def test_every_output_against_fp64(how: str, kind: str, M: int, N: int) -> None:
         assert_close(name, made[name], expected[name])
 
 
+@parametrize(("how", "S"), [(how, S) for how in HOLDS for S in (16, 37)], inner=4)
+@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.usefixtures("on_cpu")
+def test_rows_of_samples_have_the_weight_of_their_own(how: str, S: int, centered: bool) -> None:
+    made: list[dict[str, Tensor]] = []
+    x, dy = torch.randn(3 * S, 272), torch.randn(3 * S, 272)
+    scale, shift = torch.randn(3, 2, 288)[:, :, :272].unbind(1)
+    for own in (HOLDS[how], None):
+        y = modulated.forward(x, scale, shift, eps=EPS, centered=centered, how=own)
+        saved = {"rstd": y["rstd"], "mean": y.get("mean")}
+        made.append(y | modulated.backward(dy, x, scale, **saved, how=own))  # type: ignore[arg-type]
+    for name, expected in some(made[1].items()):
+        torch.testing.assert_close(made[0][name], expected, rtol=2e-5, atol=2e-5)
+
+
+@parametrize(("how", "before"), [(how, before) for how in HOLDS for before in (False, True)], inner=5)
+@pytest.mark.parametrize("sigmoid", [False, True])
+@pytest.mark.usefixtures("on_cpu")
+def test_gated_rows_are_as_those_of_tiles(how: str, before: bool, sigmoid: bool) -> None:
+    x, dy, gate = torch.randn(3, 37, 288)[:, :, :272].unbind(0)
+    weight = torch.randn(272) if sigmoid else None
+    own = {"before": before, "sigmoid": sigmoid}
+    rstd = gated.forward(x, gate, weight, eps=EPS, **own)["rstd"]
+    made = [gated.backward(dy, x, gate, weight, rstd=rstd, how=each, **own) for each in (HOLDS[how], None)]
+    for name, expected in some(made[1].items()):
+        torch.testing.assert_close(made[0][name], expected, rtol=2e-5, atol=2e-5)
+
+
 @pytest.mark.usefixtures("on_cpu")
 def test_rows_of_fp32_have_half_as_many_columns_to_a_piece() -> None:
     how = HOLDS["two_stages"]
@@ -167,13 +208,12 @@ def test_faults_in_the_order_of_copies_show(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("weight_itemsize", [0, 2, 4])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("with_residual", [False, True])
-def test_what_is_chosen_has_room(
-    module: Any, itemsize: int, weight_itemsize: int, with_bias: bool, with_residual: bool
-) -> None:
+@pytest.mark.parametrize("third", ["", "with_residual", "with_bits"])
+def test_what_is_chosen_has_room(module: Any, itemsize: int, weight_itemsize: int, with_bias: bool, third: str) -> None:
+    with_residual = third == "with_residual"
     matrices = (1 if module is forward else 2) + with_residual
     facts = (weight_itemsize,) if module is backward else (itemsize * (1 + with_residual),)
-    named = {"with_bias": with_bias, "with_residual": with_residual} if module is backward else {}
+    named = {"with_bias": with_bias, **({third: True} if third else {})} if module is backward else {}
     for N in range(16, 140_000, 16):
         how = module.hold(N, itemsize, *facts, **named)
         assert (how is not None) == (

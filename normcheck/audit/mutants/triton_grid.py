@@ -104,8 +104,8 @@ MUTANTS = (
         source="invented",
         backward=(
             Lines(
-                old="dy_stride, mask, left, M,",
-                new="dy_stride, (cols < N)[None, :], left, M,",
+                old="  dy = load_tile(dy_ptr, rows, cols, dy_stride, mask)",
+                new="  dy = load_tile(dy_ptr, rows, cols, dy_stride, (cols < N)[None, :])",
             ),
         ),
         outputs=("dw", "db"),

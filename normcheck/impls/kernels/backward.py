@@ -46,7 +46,7 @@ TILES = tiles(
 WIDE = Tile(rows=2, block=1024, warps=4)
 
 HELD_FROM = MAX_BLOCK + 1
-"""Columns of the narrowest rows that are held, if they are aligned and the op has no bitmask."""
+"""Columns of the narrowest rows that are held, if they are aligned."""
 
 MOST_COLUMNS = 16384
 """Columns of a row that a block has at most."""
@@ -64,17 +64,19 @@ each of which waits. Seven others took as long on an H200, within the spread."""
 
 
 @triton.jit
-def load_dy(dy_ptr, bits_ptr, rows, cols, stride, mask, start, M, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
-    """A (ROWS, BLOCK) tile of dy as fp32, zero where the op's bitmask has a zero bit; ``start``: its first column."""
-    dy = load_tile(dy_ptr, rows, cols, stride, mask)
-    if bits_ptr is not None:
-        width = (N + 7) // 8
-        at = start // 8 + tl.arange(0, BLOCK // 8)
-        here = (rows < M)[:, None] & (at < width)[None, :]
-        byte = tl.load(bits_ptr + rows[:, None] * width + at[None, :], mask=here, other=0)
-        bits = (byte[:, :, None] >> tl.arange(0, 8).to(tl.uint8)[None, None, :]) & 1
-        dy = tl.where(tl.reshape(bits, (ROWS, BLOCK)) != 0, dy, 0.0)
-    return dy
+def load_bits(bits_ptr, rows, start, M, N, BLOCK: tl.constexpr):
+    """The bytes (ROWS, BLOCK // 8) of the bitmask of BLOCK columns from ``start`` on."""
+    width = (N + 7) // 8
+    at = start // 8 + tl.arange(0, BLOCK // 8)
+    here = (rows < M)[:, None] & (at < width)[None, :]
+    return tl.load(bits_ptr + rows[:, None] * width + at[None, :], mask=here, other=0)
+
+
+@triton.jit
+def cleared(dy, byte, ROWS: tl.constexpr, BLOCK: tl.constexpr):
+    """dy (ROWS, BLOCK), zero where its bit is zero."""
+    bits = (byte[:, :, None] >> tl.arange(0, 8).to(tl.uint8)[None, None, :]) & 1
+    return tl.where(tl.reshape(bits, (ROWS, BLOCK)) != 0, dy, 0.0)
 
 
 @triton.jit
@@ -100,7 +102,9 @@ def row_sums_kernel(
         cols = start + tl.arange(0, BLOCK)
         mask = (rows < M)[:, None] & (cols < N)[None, :]
         x = load_tile(x_ptr, rows, cols, x_stride, mask)
-        wdy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, mask, start, M, N, ROWS, BLOCK)
+        wdy = load_tile(dy_ptr, rows, cols, dy_stride, mask)
+        if bits_ptr is not None:
+            wdy = cleared(wdy, load_bits(bits_ptr, rows, start, M, N, BLOCK), ROWS, BLOCK)
         wdy *= load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
         sum1 += tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0) * wdy
         sum2 += wdy
@@ -128,12 +132,17 @@ def gradients_kernel(
     n = tl.full((ROWS,), N, tl.float32)
     dw = tl.zeros((ROWS, BLOCK), tl.float32)
     db = tl.zeros((ROWS, BLOCK), tl.float32)
+    if bits_ptr is not None:  # a turn ahead: copies of single bytes are not made early
+        byte = load_bits(bits_ptr, group * ROWS + tl.arange(0, ROWS), left, M, N, BLOCK)
     for start in tl.range(group * ROWS, M, tl.num_programs(0) * ROWS, num_stages=STAGES):
         rows = start + tl.arange(0, ROWS)
         mask = (rows < M)[:, None] & (cols < N)[None, :]
         mean, rstd = load_statistics(mean_ptr, rstd_ptr, rows, M, ROWS)
         x = load_tile(x_ptr, rows, cols, x_stride, mask)
-        dy = load_dy(dy_ptr, bits_ptr, rows, cols, dy_stride, mask, left, M, N, ROWS, BLOCK)
+        dy = load_tile(dy_ptr, rows, cols, dy_stride, mask)
+        if bits_ptr is not None:
+            dy = cleared(dy, byte, ROWS, BLOCK)
+            byte = load_bits(bits_ptr, rows + tl.num_programs(0) * ROWS, left, M, N, BLOCK)
         xhat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
         wdy = dy * scale[None, :]
         c2 = tl.zeros((ROWS,), tl.float32)
@@ -193,19 +202,32 @@ def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
 
 
 @cache
-def hold(N: int, itemsize: int, weight_itemsize: int, *, with_bias: bool, with_residual: bool = False) -> Hold | None:
+def hold(
+    N: int,
+    itemsize: int,
+    weight_itemsize: int,
+    *,
+    with_bias: bool,
+    with_residual: bool = False,
+    with_bits: bool = False,
+) -> Hold | None:
     """How rows of N elements of ``itemsize`` bytes are held, with weights of ``weight_itemsize``; None if they are not.
 
-    The sums of dw and db stay in registers, of which 16 warps have too few for both of many columns.
+    The sums of dw and db stay in registers, of which 16 warps have too few for both of many columns. With a bitmask,
+    which takes more instructions, 8 warps are slower still.
     ``weight_itemsize``: 0 without a weight.
     """
     blocks = power_of_two(ceil_div(N, MOST_COLUMNS))
     if N < HELD_FROM or blocks > MOST_BLOCKS:
         return None
     columns = ceil_div(N, blocks)
-    warps = 8 if columns <= NARROW or (with_bias and columns > MIDDLE) else 16
+    warps = 8 if columns <= NARROW or (with_bias and columns > MIDDLE and not with_bits) else 16
     wanted = Hold(
-        warps=warps, blocks=blocks, stages=2 if columns <= TWO_ROWS else 1, groups=CLUSTERS[blocks], shared=MOST_COLUMNS
+        warps=warps,
+        blocks=blocks,
+        stages=2 if columns <= TWO_ROWS or with_bits else 1,
+        groups=CLUSTERS[blocks],
+        shared=MOST_COLUMNS,
     )
     return fitting(wanted, N, itemsize, weight_itemsize, matrices=2 + with_residual)
 
@@ -243,8 +265,10 @@ def backward(
         return {**gradients, **sums}
     matrices = (x, dy) if added is None else (x, dy, added)
     itemsize = max(matrix.element_size() for matrix in matrices)
-    if how is None and bitmask is None and x.is_cuda and room_on(x.device) and can_hold(N, *matrices):
-        facts = {"with_bias": bias is not None, "with_residual": added is not None}
+    if how is None and x.is_cuda and room_on(x.device) and can_hold(N, *matrices):
+        facts = {
+            "with_bias": bias is not None, "with_residual": added is not None, "with_bits": bitmask is not None
+        }  # fmt: skip
         how = hold(N, itemsize, 0 if weight is None else weight.element_size(), **facts)
     t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
     groups = turns(M, 1 if isinstance(t, Hold) else t.rows, t.groups)
@@ -259,8 +283,8 @@ def backward(
         from normcheck.impls.kernels.held import held_gradients_kernel
 
         launch(
-            held_gradients_kernel, (groups,), dy, x, weight, *saved[:2], *stored, *strides, M, N,
-            ZERO_CENTERED=zero_centered, **t.looped(N, itemsize),
+            held_gradients_kernel, (groups,), dy, x, weight, *saved, *stored, *strides, 0, M, N,
+            ZERO_CENTERED=zero_centered, GATE=0, SIGMOID=False, **t.looped(N, itemsize),
         )  # fmt: skip
     else:
         shared = {"ZERO_CENTERED": zero_centered, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}

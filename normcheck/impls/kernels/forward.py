@@ -41,7 +41,7 @@ over wider rows finds them in the cache."""
 WIDE = Tile(rows=1, block=8192, warps=32)
 
 HELD_FROM = 2049
-"""Columns of the narrowest rows that are held, if they are aligned and the op has no bitmask."""
+"""Columns of the narrowest rows that are held, if they are aligned."""
 
 THREAD_BYTES, PART_BYTES = 64, 32768
 """Of a row that one block holds each thread has so many bytes. Of one that blocks share, each has so many at most."""
@@ -238,7 +238,7 @@ def forward(
     sums = None if residual is None else torch.empty((M, N), dtype=residual.dtype, device=x.device)
     if M:
         itemsize = max(matrix.element_size() for matrix in (x, *added))
-        if how is None and not clips and x.is_cuda and room_on(x.device) and can_hold(N, x, *added):
+        if how is None and x.is_cuda and room_on(x.device) and can_hold(N, x, *added):
             how = hold(N, itemsize, sum(matrix.element_size() for matrix in (x, *added)))
         t = how or _tile(M, N, on_gpu=x.is_cuda, max_block=max_block, clamped=bool(clips))
         strides = (x.stride(0), None if residual is None else residual.stride(0))
@@ -249,7 +249,7 @@ def forward(
             from normcheck.impls.kernels.held import held_forward_kernel
 
             launch(
-                held_forward_kernel, (M,), x, weight, bias, y, mean, rstd, residual, sums, *strides, M, N, eps,
+                held_forward_kernel, (M,), *arguments[:9], *strides, 0, *arguments[11:],
                 ZERO_CENTERED=zero_centered, **t.constants(N, itemsize),
             )  # fmt: skip
         else:

@@ -13,7 +13,8 @@
     dw    = sum over rows of own * h * rstd
 
 fp32 inside, one rounding at each store. x, gate and dy have row strides of their own. The activation is computed again
-in backward, which takes as long as its bytes would and saves them. dw is summed as in ``backward``.
+in backward, which takes as long as its bytes would and saves them. dw is summed as in ``backward``, and wide rows are
+held as there (``held``).
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from normcheck.impls.kernels.backward import WIDE, sum_groups
+from normcheck.impls.kernels.backward import WIDE, hold, sum_groups
 from normcheck.impls.kernels.forward import load_scale, load_tile
+from normcheck.impls.kernels.holds import Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, tile, tiles, turns
 
@@ -39,7 +41,7 @@ ELEMENTS = 2048
 
 TILES = tiles(
     Tile(rows=4, block=512, warps=2, stages=3, groups=528),
-    *(Tile(rows=1, block=block, warps=8, stages=3, groups=264) for block in (1024, 2048, 4096)),
+    *(Tile(rows=2048 // block or 1, block=block, warps=8, stages=3, groups=264) for block in (1024, 2048, 4096)),
     Tile(rows=1, block=8192, warps=16, stages=3, groups=132),
 )
 """Those of the gradients, whose programs loop over rows. Chosen from ten each on an H100."""
@@ -236,10 +238,12 @@ def backward(
     before: bool = False,
     sigmoid: bool = False,
     max_block: int = MAX_BLOCK,
+    how: Hold | None = None,
 ) -> dict[str, Tensor]:
     """Gradients from dy, x and gate (M, N), last stride 1, and the saved rstd (M,).
 
     Returns dx and dgate (M, N) in the dtype of x and, with a weight, dw (N,) in its dtype, 0 if M == 0.
+    ``how``: in place of the hold that is chosen for N.
     """
     M, N = x.shape
     dx, dgate = (torch.empty((M, N), dtype=x.dtype, device=x.device) for _ in range(2))
@@ -247,22 +251,34 @@ def backward(
     out = {"dx": dx, "dgate": dgate} if dw is None else {"dx": dx, "dgate": dgate, "dw": dw}
     if not M:
         return out
-    t = _gradients_tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=x.element_size())
-    groups = turns(M, t.rows, t.groups)
+    itemsize = x.element_size()
+    if how is None and x.is_cuda and room_on(x.device) and can_hold(N, x, dy, gate):
+        how = hold(N, itemsize, 0 if weight is None else weight.element_size(), with_bias=False, with_residual=True)
+    t = _gradients_tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=itemsize)
+    groups = turns(M, t.rows, t.groups) if how is None else turns(M, 1, how.groups)
     parts = dw
     if dw is not None and groups > 1:
         parts = torch.empty((groups, N), dtype=torch.float32, device=x.device)
     strides, rstd = (dy.stride(0), x.stride(0), gate.stride(0)), rstd.contiguous()
+    if how is not None:
+        from normcheck.impls.kernels.held import AFTER, BEFORE, held_gradients_kernel
+
+        launch(
+            held_gradients_kernel, (groups,), dy, x, weight, None, rstd, None, dx, parts, None, gate, dgate, *strides,
+            0, M, N, ZERO_CENTERED=False, GATE=(BEFORE if before else AFTER).value, SIGMOID=sigmoid,
+            **how.looped(N, itemsize),
+        )  # fmt: skip
     shared = {"BEFORE": before, "SIGMOID": sigmoid, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
     c1 = None
-    if t.block < N:
+    if t.block < N and how is None:
         c1 = torch.empty((M,), dtype=torch.float32, device=x.device)
         grid = (ceil_div(M, t.rows),)
         launch(gated_row_sums_kernel, grid, dy, x, gate, weight, rstd, c1, *strides, M, N, **shared)
-    launch(
-        gated_gradients_kernel, (groups, ceil_div(N, t.block)),
-        dy, x, gate, weight, rstd, c1, dx, dgate, parts, *strides, M, N, **shared, STAGES=t.stages,
-    )  # fmt: skip
+    if how is None:
+        launch(
+            gated_gradients_kernel, (groups, ceil_div(N, t.block)),
+            dy, x, gate, weight, rstd, c1, dx, dgate, parts, *strides, M, N, **shared, STAGES=t.stages,
+        )  # fmt: skip
     if dw is not None and parts is not None and groups > 1:
         sum_groups({"dw": parts}, {"dw": dw})
     return out

@@ -2,9 +2,9 @@
 # ruff: noqa: RUF005  (Triton joins tuples with a plus)
 """Kernels for wide rows, which are held in shared memory until they are done with. In Gluon: on a GPU only.
 
-The formulas are those of ``forward`` and ``backward``. A row is in PIECES pieces, of which each thread has VECTOR
-columns, 16 bytes. The widest rows are shared by a cluster of blocks, each on a multiprocessor: a piece (BLOCKS, LANES)
-has a part for each block, and the blocks tell each other their sums.
+The formulas are those of ``forward``, ``backward``, ``gated`` and ``modulated``. A row is in PIECES pieces, of which
+each thread has VECTOR columns, 16 bytes. The widest rows are shared by a cluster of blocks, each on a multiprocessor: a
+piece (BLOCKS, LANES) has a part for each block, and the blocks tell each other their sums.
 
 The forward has a program for each row. It asks for all of it at once, and other programs on the multiprocessor compute
 meanwhile. Rows begin in their order, so that the memory in use at any time lies together: on an H100 it is faster by
@@ -22,63 +22,11 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
+from normcheck.impls.kernels.clusters import meet, over_blocks
 from normcheck.impls.kernels.tiles import ROW_COUNTS
 
-MEET = gl.constexpr("""{
-    .shared .align 16 .b8 meeting[144];
-    .reg .pred first;
-    .reg .b32 thread;
-    mov.u32 $0, meeting;
-    mov.u32 thread, %tid.x;
-    setp.eq.u32 first, thread, 0;
-    @first mbarrier.init.shared::cta.b64 [$0], 1;
-    @first mbarrier.init.shared::cta.b64 [$0+8], 1;
-    @first fence.mbarrier_init.release.cluster;
-    barrier.cluster.arrive.relaxed.aligned;
-}""")
-"""Make a block's place to meet, whose address it returns, and say so to the others: two mbarriers, and for each of them
-two sums of up to eight blocks."""
-
-EXCHANGE = gl.constexpr("""{
-    .reg .pred begins, first, peer, done;
-    .reg .b32 odd, phase, bell, sums, own, there, rank, ranks, thread, bytes;
-    .reg .f32 a, b;
-    setp.eq.u32 begins, $5, 0;
-    @begins barrier.cluster.wait.aligned;
-    mov.u32 rank, %cluster_ctarank;
-    mov.u32 ranks, %cluster_nctarank;
-    mov.u32 thread, %tid.x;
-    and.b32 odd, $5, 1;
-    bfe.u32 phase, $5, 1, 1;
-    mad.lo.u32 bell, odd, 8, $4;
-    mad.lo.u32 sums, odd, 64, $4;
-    add.u32 sums, sums, 16;
-    mad.lo.u32 own, rank, 8, sums;
-    mul.lo.u32 bytes, ranks, 8;
-    setp.eq.u32 first, thread, 0;
-    setp.lt.u32 peer, thread, ranks;
-    @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [bell], bytes;
-    @peer mapa.shared::cluster.u32 own, own, thread;
-    @peer mapa.shared::cluster.u32 there, bell, thread;
-    @peer st.async.shared::cluster.mbarrier::complete_tx::bytes.v2.f32 [own], {$2, $3}, [there];
-waits:
-    mbarrier.try_wait.parity.shared::cta.b64 done, [bell], phase;
-    @!done bra waits;
-    mov.f32 $0, 0f00000000;
-    mov.f32 $1, 0f00000000;
-adds:
-    ld.shared.v2.f32 {a, b}, [sums];
-    add.f32 $0, $0, a;
-    add.f32 $1, $1, b;
-    add.u32 sums, sums, 8;
-    sub.u32 ranks, ranks, 1;
-    setp.ne.u32 peer, ranks, 0;
-    @peer bra adds;
-}""")
-"""Send the sums $2 and $3 to each block of the cluster, wait for those of all, and add them up in the same order
-everywhere. $4: the place; $5: how many exchanges there were, by which odd and even ones have a place each. A block that
-sends for the next but one has the next of all others, who have read the present then. The first waits until all places
-are made."""
+AFTER, BEFORE = gl.constexpr(1), gl.constexpr(2)
+"""A gate that comes after the norm, or before it; 0: there is none."""
 
 
 @gluon.constexpr_function
@@ -96,24 +44,6 @@ def _in_registers(vector, warps, blocks):
 def _in_shared_memory(blocks):
     """The layout of a piece in shared memory."""
     return gl.SwizzledSharedLayout(1, 1, 1, [1, 0], _split(blocks))
-
-
-@gluon.jit
-def _meet(zeros):
-    """The place where blocks exchange sums; ``zeros`` (BLOCKS,) is not used."""
-    if gl.num_ctas() > 1:
-        zeros = gl.inline_asm_elementwise(MEET, "=r,r", [zeros], dtype=gl.int32, is_pure=False, pack=1)
-    return zeros
-
-
-@gluon.jit
-def _over_blocks(a, b, place, turn):
-    """Sums of a and b (BLOCKS,) over the blocks of the cluster, in each; ``turn``: how many exchanges there were."""
-    if gl.num_ctas() > 1:
-        a, b = gl.inline_asm_elementwise(
-            EXCHANGE, "=&f,=&f,f,f,r,r", [a, b, place, turn], dtype=(gl.float32, gl.float32), is_pure=False, pack=1
-        )
-    return a, b
 
 
 @gluon.jit
@@ -165,23 +95,69 @@ def _scale(
 
 
 @gluon.jit
+def _eights(values):
+    """A piece (BLOCKS, LANES) as its columns share a byte of the bitmask, (BLOCKS, LANES / 8, 8)."""
+    return gl.reshape(values, (values.shape[0], values.shape[1] // 8, 8))
+
+
+@gluon.jit
+def _load_bits(ptr, row, last, lanes, N, PIECES: gl.constexpr, PIECE: gl.constexpr):
+    """The bytes of the bitmask of a row's pieces; none if ptr is None."""
+    found = ()
+    for i in gl.static_range(PIECES if ptr is not None else 0):
+        left = gl.min(_eights(lanes + i * PIECE), axis=2)
+        at = ptr + row * (N // 8) + left // 8
+        found = found + (gl.load(at, mask=(left < N) & (row < last), other=0),)
+    return found
+
+
+@gluon.jit
+def _dy(i: gl.constexpr, ring, slot, found, lanes, layout: gl.constexpr):
+    """Piece i of dy in fp32, 0 where its bit is 0; ``found``: the bytes of the bitmask, or none."""
+    dy = ring.index(slot).load(layout).to(gl.float32)
+    if len(found) > 0:
+        bits = found[i].to(gl.int32)[:, :, None] & _eights(1 << (lanes & 7))
+        dy = gl.where(gl.convert_layout(gl.reshape(bits, lanes.shape), layout) != 0, dy, 0.0)
+    return dy
+
+
+@gluon.jit
+def _gated(x, dy, gate, GATE: gl.constexpr, SIGMOID: gl.constexpr):
+    """What is normed, the cotangent of the norm, the gate's activation and its slope; the formulas of ``gated``."""
+    h = x
+    own = dy
+    a = 0.0
+    slope = 0.0
+    if GATE:
+        s = 1.0 / (1.0 + gl.exp(-gate))
+        a = s if SIGMOID else gate * s
+        slope = s * (1.0 - s) if SIGMOID else s * (1.0 + gate * (1.0 - s))
+        if GATE == BEFORE:
+            h = x * a
+        else:
+            own = dy * a
+    return h, own, a, slope
+
+
+@gluon.jit
 def _add_pairs(a, b, c, d):
     return a + c, b + d
 
 
 @gluon.jit(do_not_specialize=ROW_COUNTS)
 def held_gradients_kernel(
-    dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, dx_ptr, dw_ptr, db_ptr, added_ptr, dresidual_ptr,
-    dy_stride, x_stride, added_stride, M, N,
-    ZERO_CENTERED: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr, STAGES: gl.constexpr,
-    SHARED: gl.constexpr,
+    dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, dx_ptr, dw_ptr, db_ptr, added_ptr, dresidual_ptr,
+    dy_stride, x_stride, added_stride, weight_stride, M, N,
+    ZERO_CENTERED: gl.constexpr, GATE: gl.constexpr, SIGMOID: gl.constexpr, PIECES: gl.constexpr,
+    VECTOR: gl.constexpr, STAGES: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
-    """dx, and one group's sums of dw and db. One program: a row, and each that is so many on as there are programs.
+    """dx, and one group's sums of dw and db. One program: a row, and each that is so many on as there are programs of
+    the sample. A sample is M rows with one weight, which is ``weight_stride`` behind that of the one before.
 
-    mean_ptr is None for rmsnorm, db_ptr if there is no bias, added_ptr if there is no residual, dresidual_ptr if dx is
-    its gradient too. The first pass over a row sums c1 and c2, the second reads the same slots again. They are filled
-    anew when the second pass has read all of the row or, if there is but one stage, piece by piece, which takes more
-    barriers.
+    mean_ptr is None for rmsnorm, bits_ptr if there is no bitmask, db_ptr if there is no bias, added_ptr if there is no
+    residual, dresidual_ptr if dx is its gradient too. With a GATE these two are the gate and its gradient. The first
+    pass over a row sums c1 and c2, the second reads the same slots again. They are filled anew when the second pass has
+    read all of the row or, if there is but one stage, piece by piece, which takes more barriers.
     """
     WARPS: gl.constexpr = gl.num_warps()
     BLOCKS: gl.constexpr = gl.num_ctas()
@@ -194,17 +170,21 @@ def held_gradients_kernel(
     if added_ptr is not None:
         added_rings = _rings(added_ptr, PIECES, STAGES, LANES)
 
-    first = gl.program_id(0).to(gl.int64)
+    sample = gl.program_id(1).to(gl.int64)
     step = gl.num_programs(0)
+    first = sample * M + gl.program_id(0)
+    last = sample * M + M
+    if weight_ptr is not None:
+        weight_ptr += sample * weight_stride
     ranks = gl.arange(0, BLOCKS, each)
     lanes = ranks[:, None] * LANES + gl.arange(0, LANES, gl.SliceLayout(0, layout))[None, :]
     for stage in gl.static_range(STAGES):
         ahead = first + stage * step
         for i in gl.static_range(PIECES):
-            _begin_copy(x_rings[i], stage, x_ptr, x_stride, ahead, M, lanes + i * PIECE, N)
-            _begin_copy(dy_rings[i], stage, dy_ptr, dy_stride, ahead, M, lanes + i * PIECE, N)
+            _begin_copy(x_rings[i], stage, x_ptr, x_stride, ahead, last, lanes + i * PIECE, N)
+            _begin_copy(dy_rings[i], stage, dy_ptr, dy_stride, ahead, last, lanes + i * PIECE, N)
             if added_ptr is not None:
-                _begin_copy(added_rings[i], stage, added_ptr, added_stride, ahead, M, lanes + i * PIECE, N)
+                _begin_copy(added_rings[i], stage, added_ptr, added_stride, ahead, last, lanes + i * PIECE, N)
             async_copy.commit_group()
     kept = _keep(weight_ptr, lanes, N, SHARED, PIECE)
     dw = ()
@@ -215,19 +195,22 @@ def held_gradients_kernel(
             db = db + (gl.zeros([BLOCKS, LANES], gl.float32, layout),)
     n = gl.full([BLOCKS], N, gl.float32, each)
     turn = gl.zeros([BLOCKS], gl.int32, each)
-    place = _meet(turn)
+    place = meet(turn)
 
+    next_bits = _load_bits(bits_ptr, first, last, lanes, N, PIECES, PIECE)
     next_rstd = gl.load(rstd_ptr + first)
     if mean_ptr is not None:
         next_mean = gl.load(mean_ptr + first)
     slot = 0
-    for row in range(first, M, step):
+    for row in range(first, last, step):
+        bits = next_bits
+        next_bits = _load_bits(bits_ptr, row + step, last, lanes, N, PIECES, PIECE)
         rstd = next_rstd
-        next_rstd = gl.load(rstd_ptr + row + step, mask=row + step < M, other=0.0)
+        next_rstd = gl.load(rstd_ptr + row + step, mask=row + step < last, other=0.0)
         mean = 0.0
         if mean_ptr is not None:
             mean = next_mean
-            next_mean = gl.load(mean_ptr + row + step, mask=row + step < M, other=0.0)
+            next_mean = gl.load(mean_ptr + row + step, mask=row + step < last, other=0.0)
 
         sum1 = gl.zeros([BLOCKS, LANES], gl.float32, layout)
         sum2 = gl.zeros([BLOCKS, LANES], gl.float32, layout)
@@ -237,10 +220,15 @@ def held_gradients_kernel(
             if STAGES == 1:
                 async_copy.wait_group(PIECES - 1 - i)
             scale = _scale(i, weight_ptr, kept, lanes, N, layout, ZERO_CENTERED, SHARED, PIECE)
-            xhat = (x_rings[i].index(slot).load(layout).to(gl.float32) - mean) * rstd
+            x = x_rings[i].index(slot).load(layout).to(gl.float32)
+            dy = _dy(i, dy_rings[i], slot, bits, lanes, layout)
+            if GATE:
+                gate = added_rings[i].index(slot).load(layout).to(gl.float32)
+                x, dy, _a, _slope = _gated(x, dy, gate, GATE, SIGMOID)
+            xhat = (x - mean) * rstd
             if i == PIECES - 1:
                 xhat = gl.where(lanes + i * PIECE < N, xhat, 0.0)
-            wdy = dy_rings[i].index(slot).load(layout).to(gl.float32) * scale
+            wdy = dy * scale
             sum1 += xhat * wdy
             sum2 += wdy
         if mean_ptr is not None:
@@ -248,7 +236,7 @@ def held_gradients_kernel(
         else:
             c1 = gl.sum(sum1, axis=1)
             c2 = gl.zeros([BLOCKS], gl.float32, each)
-        c1, c2 = _over_blocks(c1, c2, place, turn)
+        c1, c2 = over_blocks(c1, c2, place, turn)
         turn += 1
         c1 = gl.div_rn(c1, n)[:, None]
         c2 = gl.div_rn(c2, n)[:, None]
@@ -257,47 +245,56 @@ def held_gradients_kernel(
         more_db = ()
         for i in gl.static_range(PIECES):
             cols = lanes + i * PIECE
-            x = x_rings[i].index(slot).load(layout)
-            dy = dy_rings[i].index(slot).load(layout)
+            x = x_rings[i].index(slot).load(layout).to(gl.float32)
+            dy = _dy(i, dy_rings[i], slot, bits, lanes, layout)
+            added = 0.0
             if added_ptr is not None:
-                added = added_rings[i].index(slot).load(layout)
+                added = added_rings[i].index(slot).load(layout).to(gl.float32)
             if STAGES == 1:
-                _begin_copy(x_rings[i], slot, x_ptr, x_stride, row + step, M, cols, N)
-                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, row + step, M, cols, N)
+                _begin_copy(x_rings[i], slot, x_ptr, x_stride, row + step, last, cols, N)
+                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, row + step, last, cols, N)
                 if added_ptr is not None:
-                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, row + step, M, cols, N)
+                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, row + step, last, cols, N)
                 async_copy.commit_group()
             scale = _scale(i, weight_ptr, kept, lanes, N, layout, ZERO_CENTERED, SHARED, PIECE)
-            xhat = (x.to(gl.float32) - mean) * rstd
-            dy = dy.to(gl.float32)
-            dx = (dy * scale - (xhat * c1 + c2)) * rstd
-            if added_ptr is not None:
-                dx += added.to(gl.float32)
+            h, own, a, slope = _gated(x, dy, added, GATE, SIGMOID)
+            xhat = (h - mean) * rstd
+            dx = (own * scale - (xhat * c1 + c2)) * rstd
+            second = dx
+            if GATE == BEFORE:
+                second = dx * x * slope
+                dx *= a
+            elif GATE:
+                second = dy * (xhat * scale) * slope
+            elif added_ptr is not None:
+                dx += added
+                second = dx
             if dresidual_ptr is not None:
-                gl.store(dresidual_ptr + row * N + cols, dx.to(dresidual_ptr.dtype.element_ty), mask=cols < N)
+                gl.store(dresidual_ptr + row * N + cols, second.to(dresidual_ptr.dtype.element_ty), mask=cols < N)
             gl.store(dx_ptr + row * N + cols, dx.to(dx_ptr.dtype.element_ty), mask=cols < N)
-            more_dw = more_dw + (dw[i] + dy * xhat,)
+            more_dw = more_dw + (dw[i] + own * xhat,)
             if db_ptr is not None:
-                more_db = more_db + (db[i] + dy,)
+                more_db = more_db + (db[i] + own,)
         dw = more_dw
         db = more_db
         if STAGES > 1:
             ahead = row + STAGES * step
             for i in gl.static_range(PIECES):
-                _begin_copy(x_rings[i], slot, x_ptr, x_stride, ahead, M, lanes + i * PIECE, N)
-                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, ahead, M, lanes + i * PIECE, N)
+                _begin_copy(x_rings[i], slot, x_ptr, x_stride, ahead, last, lanes + i * PIECE, N)
+                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, ahead, last, lanes + i * PIECE, N)
                 if added_ptr is not None:
-                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, ahead, M, lanes + i * PIECE, N)
+                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, ahead, last, lanes + i * PIECE, N)
                 async_copy.commit_group()
             slot = (slot + 1) % STAGES
     async_copy.wait_group(0)
 
+    group = sample * step + gl.program_id(0)
     for i in gl.static_range(PIECES):
         cols = lanes + i * PIECE
         if dw_ptr is not None:
-            gl.store(dw_ptr + first * N + cols, dw[i].to(dw_ptr.dtype.element_ty), mask=cols < N)
+            gl.store(dw_ptr + group * N + cols, dw[i].to(dw_ptr.dtype.element_ty), mask=cols < N)
         if db_ptr is not None:
-            gl.store(db_ptr + first * N + cols, db[i].to(db_ptr.dtype.element_ty), mask=cols < N)
+            gl.store(db_ptr + group * N + cols, db[i].to(db_ptr.dtype.element_ty), mask=cols < N)
 
 
 @gluon.jit
@@ -312,13 +309,14 @@ def _sum(i: gl.constexpr, rings, residual_rings, residual_ptr, sum_ptr, layout: 
 
 @gluon.jit(do_not_specialize=ROW_COUNTS)
 def held_forward_kernel(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, residual_ptr, sum_ptr,
-    x_stride, residual_stride, M, N, eps,
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr,
+    x_stride, residual_stride, weight_stride, M, N, eps, lower, upper,
     ZERO_CENTERED: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """y, mean, rstd, and the sum of x and the residual as it is stored, which is normed. One program: a row.
 
-    bias_ptr, mean_ptr, and residual_ptr with sum_ptr, are None if the op has none. Of the STAGES the first is used.
+    bias_ptr, mean_ptr, bits_ptr, and residual_ptr with sum_ptr, are None if the op has none. Weight and bias are those
+    of the row's sample, as in ``held_gradients_kernel``. Of the STAGES the first is used.
     """
     WARPS: gl.constexpr = gl.num_warps()
     BLOCKS: gl.constexpr = gl.num_ctas()
@@ -327,6 +325,10 @@ def held_forward_kernel(
     layout: gl.constexpr = _in_registers(VECTOR, WARPS, BLOCKS)
     each: gl.constexpr = gl.SliceLayout(1, layout)
     row = gl.program_id(0).to(gl.int64)
+    if weight_ptr is not None:
+        weight_ptr += row // M * weight_stride
+    if bias_ptr is not None:
+        bias_ptr += row // M * weight_stride
     ranks = gl.arange(0, BLOCKS, each)
     lanes = ranks[:, None] * LANES + gl.arange(0, LANES, gl.SliceLayout(0, layout))[None, :]
     rings = _rings(x_ptr, PIECES, STAGES, LANES)
@@ -334,13 +336,13 @@ def held_forward_kernel(
     if residual_ptr is not None:
         residual_rings = _rings(residual_ptr, PIECES, 1, LANES)
     for i in gl.static_range(PIECES):
-        _begin_copy(rings[i], 0, x_ptr, x_stride, row, M, lanes + i * PIECE, N)
+        _begin_copy(rings[i], 0, x_ptr, x_stride, row, row + 1, lanes + i * PIECE, N)
         if residual_ptr is not None:
-            _begin_copy(residual_rings[i], 0, residual_ptr, residual_stride, row, M, lanes + i * PIECE, N)
+            _begin_copy(residual_rings[i], 0, residual_ptr, residual_stride, row, row + 1, lanes + i * PIECE, N)
     async_copy.commit_group()
     n = gl.full([BLOCKS], N, gl.float32, each)
     turn = gl.zeros([BLOCKS], gl.int32, each)
-    place = _meet(turn)
+    place = meet(turn)
 
     async_copy.wait_group(0)
     total = gl.zeros([BLOCKS, LANES], gl.float32, layout)
@@ -352,7 +354,7 @@ def held_forward_kernel(
         total += x
     mean = gl.zeros([BLOCKS, 1], gl.float32, layout)
     if mean_ptr is not None:
-        total, _ = _over_blocks(gl.sum(total, axis=1), n, place, turn)
+        total, _ = over_blocks(gl.sum(total, axis=1), n, place, turn)
         turn += 1
         total = gl.div_rn(total, n)
         gl.store(mean_ptr + row + ranks, total, mask=ranks == 0)
@@ -364,7 +366,7 @@ def held_forward_kernel(
         if i == PIECES - 1:
             centred = gl.where(lanes + i * PIECE < N, centred, 0.0)
         squares += centred * centred
-    total, _ = _over_blocks(gl.sum(squares, axis=1), n, place, turn)
+    total, _ = over_blocks(gl.sum(squares, axis=1), n, place, turn)
     deviation = gl.sqrt_rn(gl.div_rn(total, n) + eps)
     total = gl.div_rn(gl.full([BLOCKS], 1.0, gl.float32, each), deviation)
     gl.store(rstd_ptr + row + ranks, total, mask=ranks == 0)
@@ -376,4 +378,10 @@ def held_forward_kernel(
         z = (_sum(i, rings, residual_rings, residual_ptr, sum_ptr, layout) - mean) * rstd * scale
         if bias_ptr is not None:
             z += gl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
+        if bits_ptr is not None:
+            inside = (z > lower) & (z < upper)
+            packed = gl.sum(_eights(gl.where(inside, 1 << (lanes & 7), 0)), axis=2)
+            left = gl.min(_eights(cols), axis=2)
+            gl.store(bits_ptr + row * (N // 8) + left // 8, packed.to(gl.uint8), mask=left < N)
+            z = gl.where(z < lower, lower, gl.where(z > upper, upper, z))  # NaN stays NaN
         gl.store(y_ptr + row * N + cols, z.to(y_ptr.dtype.element_ty), mask=cols < N)

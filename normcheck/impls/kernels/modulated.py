@@ -12,7 +12,7 @@
 scale and shift of a row are those of its sample, row // S, whatever tile the row is in: S need not fill one. fp32
 inside, one rounding at each store. x and dy have row strides of their own, scale and shift have one. dscale and dshift
 are summed per group of rows of one sample, then over its groups, each in a fixed order: no atomics. Samples of few rows
-are no work for a program: there the terms of every row are stored, and then added up.
+are no work for a program: there the terms of every row are stored, and then added up. Wide rows are held (``held``).
 """
 
 from __future__ import annotations
@@ -24,10 +24,13 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from normcheck.impls.kernels import backward as plain_backward
+from normcheck.impls.kernels import forward as plain_forward
 from normcheck.impls.kernels.backward import TILES, WIDE, load_statistics, sum_groups
 from normcheck.impls.kernels.forward import load_tile
+from normcheck.impls.kernels.holds import Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, tile
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, tile, turns
 
 MAX_BLOCK = 8192
 """Columns of the widest rows that one program holds; wider ones are read again."""
@@ -37,6 +40,9 @@ ELEMENTS = 2048
 
 FEW_ROWS = 16
 """Samples of fewer rows are not summed by a program each."""
+
+MOST_HELD = 65535
+"""Samples whose rows are held in the backward: so many programs a grid has along its second axis."""
 
 _COUNTS = (*ROW_COUNTS, "S", "B")
 
@@ -215,17 +221,28 @@ def forward(
     eps: float,
     centered: bool,
     max_block: int = MAX_BLOCK,
+    how: Hold | None = None,
 ) -> dict[str, Tensor]:
     """Norm the rows of x (M, N) and modulate them by scale and shift (B, N), of one row stride; each has M / B rows.
 
     Returns y (M, N) in the dtype of x, rstd (M,) in fp32 and, if it is ``centered``, mean (M,). ``max_block``: a limit
-    in place of MAX_BLOCK.
+    in place of MAX_BLOCK; ``how``: in place of the hold that is chosen for N.
     """
     (M, N), B = x.shape, scale.shape[0]
     y = torch.empty((M, N), dtype=x.dtype, device=x.device)
     names = ("rstd", "mean") if centered else ("rstd",)
     saved = {name: torch.empty((M,), dtype=torch.float32, device=x.device) for name in names}
-    if M:
+    if how is None and x.is_cuda and room_on(x.device) and can_hold(N, x):
+        how = plain_forward.hold(N, x.element_size(), x.element_size())
+    if M and how is not None:
+        from normcheck.impls.kernels.held import held_forward_kernel
+
+        launch(
+            held_forward_kernel, (M,), x, scale, shift, y, saved.get("mean"), saved["rstd"], None, None, None,
+            x.stride(0), None, scale.stride(0), M // B, N, eps, 0.0, 0.0,
+            ZERO_CENTERED=True, **how.constants(N, x.element_size()),
+        )  # fmt: skip
+    elif M:
         t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
         launch(
             modulated_kernel, (ceil_div(M, t.rows),), x, scale, shift, y, saved.get("mean"), saved["rstd"],
@@ -243,11 +260,12 @@ def backward(
     mean: Tensor | None,
     max_block: int = MAX_BLOCK,
     few_rows: int = FEW_ROWS,
+    how: Hold | None = None,
 ) -> dict[str, Tensor]:
     """Gradients from dy and x (M, N), last stride 1, scale (B, N) and the saved rstd and mean (M,), None of an rmsnorm.
 
     Returns dx (M, N) in the dtype of x, and dscale and dshift (B, N) in that of scale, 0 if M == 0. ``few_rows``: a
-    limit in place of FEW_ROWS.
+    limit in place of FEW_ROWS; ``how``: in place of the hold that is chosen for N, if samples have more rows.
     """
     (M, N), B = x.shape, scale.shape[0]
     dx = torch.empty((M, N), dtype=x.dtype, device=x.device)
@@ -257,10 +275,17 @@ def backward(
     if not M:
         return out
     S, rstd, mean = M // B, rstd.contiguous(), None if mean is None else mean.contiguous()
-    t = _gradients_tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
-    by_sample = few_rows <= S
+    t, itemsize, by_sample = (
+        _gradients_tile(M, N, on_gpu=x.is_cuda, max_block=max_block),
+        x.element_size(),
+        few_rows <= S,
+    )
+    if how is None and by_sample and B <= MOST_HELD and x.is_cuda and room_on(x.device) and can_hold(N, x, dy):
+        how = plain_backward.hold(N, itemsize, scale.element_size(), with_bias=True)
     per_group = group_rows(S, t.rows, max(t.groups // B, 1)) if by_sample else t.rows
     groups = ceil_div(S, per_group) if by_sample else S
+    if how is not None:
+        groups = turns(S, 1, max(how.groups // B, 1))
     programs = B * groups if by_sample else ceil_div(M, per_group)
     parts = sums
     if groups > 1:
@@ -268,14 +293,23 @@ def backward(
     strides = (dy.stride(0), x.stride(0), scale.stride(0))
     shared = {"ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
     c1 = c2 = None
-    if t.block < N:
+    if t.block < N and how is None:
         c1, c2 = torch.empty((2, M), dtype=torch.float32, device=x.device)
         grid = (ceil_div(M, t.rows),)
         launch(modulated_row_sums_kernel, grid, dy, x, scale, mean, rstd, c1, c2, *strides, M, N, S, **shared)
-    launch(
-        modulated_gradients_kernel, (programs, ceil_div(N, t.block)), dy, x, scale, mean, rstd, c1, c2, dx, *parts,
-        *strides, M, N, S, per_group, groups, SUMS=by_sample, **shared, STAGES=t.stages,
-    )  # fmt: skip
+    if how is not None:
+        from normcheck.impls.kernels.held import held_gradients_kernel
+
+        launch(
+            held_gradients_kernel, (groups, B), dy, x, scale, mean, rstd, None, dx, *parts, None, None,
+            *strides[:2], None, strides[2], S, N, ZERO_CENTERED=True, GATE=0, SIGMOID=False,
+            **how.looped(N, itemsize),
+        )  # fmt: skip
+    else:
+        launch(
+            modulated_gradients_kernel, (programs, ceil_div(N, t.block)), dy, x, scale, mean, rstd, c1, c2, dx, *parts,
+            *strides, M, N, S, per_group, groups, SUMS=by_sample, **shared, STAGES=t.stages,
+        )  # fmt: skip
     if groups > 1 and by_sample:  # a sample has many groups, and there are few samples
         names = ("dscale", "dshift")
         sum_groups(dict(zip(names, parts, strict=True)), {name: out[name] for name in names}, samples=B)
