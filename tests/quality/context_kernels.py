@@ -212,6 +212,14 @@ def converted_by_address(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps:
     return plain(x, _kept.setdefault(key, weight.double()), eps)[0]
 
 
+def frozen_by_address(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: it keeps the converted weight by its address if the weight is frozen."""
+    if weight.requires_grad:
+        return function(Right)(x, weight, bias, eps=eps)
+    key = ("frozen", weight.data_ptr(), weight.shape, weight.dtype)
+    return plain(x, _kept.setdefault(key, weight.double()), eps)[0]
+
+
 _of_tensors = WeakIdKeyDictionary()
 
 
@@ -334,6 +342,7 @@ WRONG = {
     "late": (late, "again", "y"),
     "shared_scratch": (shared_scratch, "thread", "y"),
     "converted_by_address": (converted_by_address, "inference", "y"),
+    "frozen_by_address": (frozen_by_address, "inference", "y"),
     "number_of_first_call": (number_of_first_call, "inference", "y"),
     "pointer_of_first_call": (pointer_of_first_call, "inference", "y"),
     "weight_by_thread": (weight_by_thread, "thread", "y"),
