@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from normcheck.bench.speed import Point
-from normcheck.cases.case import GIVEN_SCALES, NO_WEIGHT, RETURNED, Case
+from normcheck.cases.case import GIVEN_SCALES, NO_WEIGHT, RETURNED, Case, unusual
 from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.cases.split import HEAD_COLUMNS, KV_HEADS, ROTARY_PARTS
@@ -106,7 +106,7 @@ def verify(cell: Cell, point: Point, plan: Plan) -> VerifiedPoint:
     if point.bias or not (result.refused and cell.op.takes_bias):
         return result
     with_bias = _verified(cell, replace(point, bias=True), plan)
-    reason = result.refused.removeprefix(f"{', '.join(case_of(point).unusual)}: ")  # the table names these already
+    reason = result.refused.removeprefix(f"{', '.join(unusual(case_of(point)))}: ")  # the table names these already
     note = f"timed with a bias, because without one: {reason}"
     return replace(with_bias, note=note) if with_bias.passed else result
 

@@ -31,13 +31,12 @@ from normcheck.cases.split import (
     divisor_near_root,
     heads_of,
     least_prime,
+    others_behind,
     row_groups_of,
     split_of,
     token_heads,
 )
 from normcheck.cases.tensor_names import HEAD_COUNTS
-
-_HEADS_OF_A_KEY = 4  # heads of q that share one head of k and one of v
 
 RETURNED, LIMITED = "none", "limited"
 """The values of ``Case.scale`` for a kernel that returns its scale; ``limited``: it gets an upper limit of max |y|."""
@@ -67,6 +66,11 @@ elements of its own is run once, and what comes of it is judged, and that is all
 
 MAX_ELEMENTS = 2**34
 """The largest ``room`` of a case line. It limits the memory that a hostile line can make this process allocate."""
+
+_SAID_IF_OTHER = (
+    *("gap", "weights", "weight_dtype", "bias", "residual", "residual_dtype", "scale", "gate", "samples", "channels"),
+    *("groups", "head", "kv_heads", "rotary", "angles", "weight_groups"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,14 +205,9 @@ class Case:
         return self.weight_groups if given else row_groups_of(self.M)
 
     @property
-    def other_heads(self) -> int:
-        """The heads of k and v that lie behind the H heads of each token: one of both for each four of q."""
-        return 2 * math.ceil(self.heads / _HEADS_OF_A_KEY)
-
-    @property
     def head_strides(self) -> tuple[int, int]:
         """The strides of the tokens and of the heads of x in the layout ``heads``."""
-        return (self.heads + self.other_heads) * (self.N + self.gap), self.N + self.gap
+        return (self.heads + others_behind(self.heads)) * (self.N + self.gap), self.N + self.gap
 
     @property
     def gaps(self) -> Mapping[str, int]:
@@ -217,21 +216,6 @@ class Case:
             return MappingProxyType({"x": math.ceil(self.head_strides[0] / self.heads) - self.N, "dy": 0})
         own = {"x": ("x_strided", "strided", "rank3_strided"), "dy": ("dy_strided", "strided", "rank3_strided")}
         return MappingProxyType({name: self.gap * (self.layout in layouts) for name, layouts in own.items()})
-
-    @property
-    def gate_gap(self) -> int:
-        """The elements behind each row of a gate: its stride is its own, never that of x unless both are packed."""
-        return 2 * self.gaps["dy"]
-
-    @property
-    def modulation_stride(self) -> int:
-        """The row stride of scale and shift: that of a sixth of a projection if dy is strided, else they are packed."""
-        return self.N * (6 if self.gaps["dy"] else 1)
-
-    @property
-    def angle_stride(self) -> int:
-        """The row stride of cos and sin: that of one half of a cache of both if dy is strided, else they are packed."""
-        return self.of_heads.pairs * (2 if self.gaps["dy"] else 1)
 
     @property
     def room(self) -> int:
@@ -259,19 +243,6 @@ class Case:
         return self.dtype if self.residual_dtype == "same" else self.residual_dtype
 
     @property
-    def unusual(self) -> tuple[str, ...]:
-        """The words of its line that many kernels refuse. A clear refusal of these is as good as an answer."""
-        refusable = {
-            "M=0": self.M == 0,
-            f"N={self.N}": self.N > MOST_COLUMNS or bool(self.channels and self.N == 1),
-            f"layout={self.layout}": self.layout in ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED, *EXPANDED),
-            "weight_dtype=fp32": self.weight_dtype == "fp32" and self.dtype != "fp32",
-            f"head={self.head}": self.rotates and self.of_heads.columns.bit_count() > 1,
-            "residual_dtype=fp32": self.residual_dtype == "fp32" and self.dtype != "fp32",
-        }
-        return tuple(words for words, unusual in refusable.items() if unusual)
-
-    @property
     def batch(self) -> int:
         """B of an x of rank 3 or 4: the largest divisor of M up to the square root of M, or what ``samples`` say."""
         if not self.samples:
@@ -293,43 +264,37 @@ class Case:
     def __str__(self) -> str:
         words = [self.op, self.dtype, f"M={self.M}", f"N={self.N}", f"eps={self.eps!r}", f"rows={self.rows}"]
         words += [f"dy={self.dy}", f"layout={self.layout}", f"seed={self.seed}"]
-        if self.gap:
-            words.append(f"gap={self.gap}")
-        if self.weights != "normal":
-            words.append(f"weights={self.weights}")
-        if self.weight_dtype != "same":
-            words.append(f"weight_dtype={self.weight_dtype}")
-        if self.weight != self.bias:
-            words.append(f"bias={'yes' if self.bias else 'none'}")
-        if self.residual != "normal":
-            words.append(f"residual={self.residual}")
-        if self.residual_dtype != "same":
-            words.append(f"residual_dtype={self.residual_dtype}")
-        if self.scale != RETURNED:
-            words.append(f"scale={self.scale}")
-        if self.gate != "normal":
-            words.append(f"gate={self.gate}")
-        if self.samples:
-            words.append(f"samples={self.samples}")
-        if self.channels:
-            words += [f"channels={self.channels}", f"groups={self.groups}"]
-        own = ((name, getattr(self, name)) for name in ("head", "kv_heads", "rotary", "angles"))
-        words += [f"{name}={value}" for name, value in own if value]
-        if self.weight_groups:
-            words.append(f"weight_groups={self.weight_groups}")
-        words += [f"{name}={value!r}" for name, value in self.options]
-        return " ".join(words)
+        for name in _SAID_IF_OTHER:
+            value = getattr(self, name)
+            if name == "bias":
+                words += [f"bias={'yes' if value else 'none'}"] * (value != self.weight)
+            elif value != getattr(Case, name):
+                words.append(f"{name}={value}")
+        return " ".join([*words, *(f"{name}={value!r}" for name, value in self.options)])
+
+
+def unusual(case: Case) -> tuple[str, ...]:
+    """The words of its line that many kernels refuse. A clear refusal of these is as good as an answer."""
+    refusable = {
+        "M=0": case.M == 0,
+        f"N={case.N}": case.N > MOST_COLUMNS or bool(case.channels and case.N == 1),
+        f"layout={case.layout}": case.layout in ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED, *EXPANDED),
+        "weight_dtype=fp32": case.weight_dtype == "fp32" and case.dtype != "fp32",
+        f"head={case.head}": case.rotates and case.of_heads.columns.bit_count() > 1,
+        "residual_dtype=fp32": case.residual_dtype == "fp32" and case.dtype != "fp32",
+    }
+    return tuple(words for words, refused in refusable.items() if refused)
 
 
 def without_unusual(case: Case) -> Case:
-    """``case`` without what many kernels refuse, see ``Case.unusual``; a long row stays as long."""
+    """``case`` without what many kernels refuse, see ``unusual``; a long row stays as long."""
     plain = replace(case, M=max(case.M, 1), weight_dtype="same", residual_dtype="same")
     plain = replace(plain, N=max(plain.N, 2)) if case.channels else plain
-    plain = replace(plain, head="64") if f"head={case.head}" in case.unusual else plain
+    plain = replace(plain, head="64") if f"head={case.head}" in unusual(case) else plain
     if case.layout in EXPANDED:
         return replace(plain, layout="contiguous", dy="normal")
-    unusual = case.layout in ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED)
-    return replace(plain, layout="contiguous") if unusual else plain
+    refused = case.layout in ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED)
+    return replace(plain, layout="contiguous") if refused else plain
 
 
 def without_seed(case: Case) -> Case:

@@ -31,7 +31,15 @@ from normcheck.cases.data_kinds import (
 from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
 from normcheck.cases.layouts import CHANNELS_LAST, EXPANDED, HEADS, OF_ROW_GROUPS, TRAILING, WEIGHT_STRIDED
-from normcheck.cases.of_samples import SLAB_ELEMENTS, fill_both, fill_residual_gate, fill_rotation, heads_unfilled
+from normcheck.cases.of_samples import (
+    SLAB_ELEMENTS,
+    fill_both,
+    fill_residual_gate,
+    fill_rotation,
+    gate_gap,
+    heads_unfilled,
+    modulation_stride,
+)
 from normcheck.cases.op import RELU6, Op
 from normcheck.cases.ops import OPS
 from normcheck.cases.rng import hashed, normal, uniform
@@ -327,7 +335,7 @@ def _unfilled(case: Case, device: str) -> Inputs:
     io = torch_dtype(case.dtype)
     op, x, dy = OPS[case.op], _placed(case, "x", io, device), _placed(case, "dy", io, device)
     if op.modulated:
-        wide, where = torch_dtype(case.weight_format), ((case.batch, case.N), (case.modulation_stride, 1))
+        wide, where = torch_dtype(case.weight_format), ((case.batch, case.N), (modulation_stride(case), 1))
         names = ("scale", "shift", *[RESIDUAL_GATE] * op.gates_residual)
         own = {name: placed(*where, wide, device, shift=_shift(case)) for name in names}
         return _with_residual(case, Inputs(x, None, None, dy, **own), device)
@@ -355,7 +363,7 @@ def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
     its cotangent if dy alone is strided. A gate, which is a chunk of a projection, has a row stride of its own.
     """
     if name == GATE:
-        return placed((case.M, case.N), (case.N + case.gate_gap, 1), dtype, device, shift=_shift(case))
+        return placed((case.M, case.N), (case.N + gate_gap(case), 1), dtype, device, shift=_shift(case))
     like = {"residual": "x", "dresidual_out": "dy"}.get(name, name)
     packed = (name, case.layout) in (("residual", "x_strided"), ("dresidual_out", "dy_strided"))
     stride = (case.N + case.gaps[like] * (not packed), 1)

@@ -21,6 +21,21 @@ SLAB_ELEMENTS = 1 << 22
 _OF_SAMPLES, _RESIDUAL_GATE, _ANGLES, _HEAD_WEIGHTS = 9, 10, 11, 12  # streams of a seed beside those of ``inputs``
 
 
+def gate_gap(case: Case) -> int:
+    """The elements behind each row of a gate: its stride is its own, never that of x unless both are packed."""
+    return 2 * case.gaps["dy"]
+
+
+def modulation_stride(case: Case) -> int:
+    """The row stride of scale and shift: that of a sixth of a projection if dy is strided, else they are packed."""
+    return case.N * (6 if case.gaps["dy"] else 1)
+
+
+def angle_stride(case: Case) -> int:
+    """The row stride of cos and sin: that of one half of a cache of both if dy is strided, else they are packed."""
+    return case.of_heads.pairs * (2 if case.gaps["dy"] else 1)
+
+
 def fill_both(case: Case, op: Op, scale: Tensor, shift: Tensor) -> None:
     """Write scale and shift (B, N) of the samples of a case, or weight and bias (G, N) of its groups of rows."""
     n = scale.shape[1]
@@ -48,7 +63,7 @@ def fill_residual_gate(case: Case, gate: Tensor) -> None:
 def heads_unfilled(case: Case, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
     """The weights of q and k (D,), and cos and sin (M, pairs), unfilled."""
     heads, shift = case.of_heads, int(case.layout == "misaligned")
-    of_tokens = (case.M, heads.pairs), (case.angle_stride, 1)
+    of_tokens = (case.M, heads.pairs), (angle_stride(case), 1)
     places = dict.fromkeys((Q_WEIGHT, K_WEIGHT), ((heads.columns,), (1,))) | dict.fromkeys((COS, SIN), of_tokens)
     return {name: placed(shape, stride, dtype, device, shift=shift) for name, (shape, stride) in places.items()}
 

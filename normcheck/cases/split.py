@@ -58,6 +58,11 @@ def heads_of(rows: int) -> int:
     return next(h for h in range(most, 0, -1) if rows % h == 0)
 
 
+def others_behind(heads: int) -> int:
+    """The heads of k and v that lie behind so many heads of a token: one of both for each four of q."""
+    return 2 * math.ceil(heads / 4)
+
+
 def row_groups_of(rows: int) -> int:
     """How many groups of rows have a weight of their own: as many as there are heads, but each row its own if they are
     a prime up to 8.

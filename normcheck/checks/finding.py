@@ -12,6 +12,7 @@ from normcheck.cases.claims import unclaimed
 from normcheck.cases.declared import OVERWRITABLE
 from normcheck.cases.depth import Depth
 from normcheck.cases.layouts import EXPANDED, HEADS, OF_ROW_GROUPS, WEIGHT_STACKED, WEIGHT_STRIDED
+from normcheck.cases.split import others_behind
 from normcheck.cases.tensor_names import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, own_limit
 from normcheck.checks.ask import Ask
@@ -235,7 +236,7 @@ def _head_strides(case: Case) -> str:
         return ""
     (tokens, count, n), (token, head) = case.shape, case.head_strides
     lies = f"x is {(tokens, count, n)} with strides {(token, head, 1)} here: behind the "
-    lies += f"{f'{count} heads' if count > 1 else 'one head'} of each token lie {case.other_heads} others"
+    lies += f"{f'{count} heads' if count > 1 else 'one head'} of each token lie {others_behind(count)} others"
     lies += f", and {case.gap} elements behind each head" if case.gap else ""
     ask = "does it use x.stride(0) for tokens and x.stride(1) for heads?"
     one = " The stride of a dimension of size 1 says nothing of the other one." if 1 in (tokens, count) else ""

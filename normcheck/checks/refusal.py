@@ -7,7 +7,7 @@ import re
 from collections.abc import Container, Iterator
 from contextlib import contextmanager
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import Case, unusual
 from normcheck.cases.op import Op
 from normcheck.checks import own_limit
 from normcheck.checks.contract import Problem
@@ -19,14 +19,14 @@ def refusal(case: Case, problem: Problem) -> str:
 
     "" if it is neither, such as a GPU that failed.
     """
-    if not case.unusual or problem.kind != "exception" or problem.gpu_failed:
+    if not unusual(case) or problem.kind != "exception" or problem.gpu_failed:
         return own_limit.refusal(case, problem)
-    return f"{', '.join(case.unusual)}: {one_line(problem.message, 200)}"
+    return f"{', '.join(unusual(case))}: {one_line(problem.message, 200)}"
 
 
 def is_of_exception(case: Case, reason: str) -> bool:
     """Whether a reason is that of an exception which was taken for a refusal, see ``refusal``."""
-    return bool(case.unusual) and reason.startswith(f"{', '.join(case.unusual)}: ")
+    return bool(unusual(case)) and reason.startswith(f"{', '.join(unusual(case))}: ")
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import buffer_of
 from normcheck.cases.inputs import torch_dtype
+from normcheck.cases.of_samples import angle_stride, gate_gap, modulation_stride
 from normcheck.cases.ops import OPS
 from normcheck.errors import UnsupportedCase
 
@@ -322,15 +323,15 @@ def shared_bytes(case: Case) -> int:
         inputs += inputs // item * wide
         outputs += 3 * (case.M * case.N + band) * wide
     if op.gated:
-        inputs += ((case.M + 1) * (case.N + case.gate_gap) + band) * item
+        inputs += ((case.M + 1) * (case.N + gate_gap(case)) + band) * item
         outputs += (case.M * case.N + band) * item
     if op.modulated:
         wide = torch_dtype(case.weight_format).itemsize
-        inputs += (2 + op.gates_residual) * ((case.batch + 1) * case.modulation_stride + band) * wide
+        inputs += (2 + op.gates_residual) * ((case.batch + 1) * modulation_stride(case) + band) * wide
         outputs += (2 + op.gates_residual) * (case.batch * case.N + band) * wide
     if op.rotary:
         wide = torch_dtype(case.weight_format).itemsize
-        inputs += 2 * ((case.M + 1) * case.angle_stride + 2 * band) * wide
+        inputs += 2 * ((case.M + 1) * angle_stride(case) + 2 * band) * wide
     saved = case.M * case.N * op.clamped + 12 * case.M * case.split.groups * len(op.statistics)  # a bitmask may be bool
     return inputs + outputs + saved + 32 * case.N * case.row_groups + _OTHER_BYTES
 

@@ -23,6 +23,7 @@ from normcheck.cases.layouts import CHANNELS_LAST, HEAD_SIZES, HEADS, LAYOUTS
 from normcheck.cases.missed import in_words
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import goals_of
+from normcheck.cases.split import others_behind
 from normcheck.cases.strategies import cases, choices, within
 from normcheck.errors import UsageError
 from normcheck.gate.plan import PROFILES
@@ -57,7 +58,7 @@ def claims(only: tuple[str, ...] = (), op: str = "rmsnorm", dtype: str = "fp16",
 )
 def test_tokens_and_heads_follow_from_m(m: int, shape: tuple[int, ...], others: int) -> None:
     case = heads(m)
-    assert (case.shape, case.other_heads) == (shape, others)
+    assert (case.shape, others_behind(case.heads)) == (shape, others)
     assert case.head_strides == ((shape[1] + others) * 64, 64)
     assert heads(m, gap=8).head_strides == ((shape[1] + others) * 72, 72)
     assert (case.rank, with_rows(case, 1).shape) == (3, (1, 1, 64))
@@ -112,11 +113,11 @@ def test_all_that_is_not_x_is_poison(m: int, gap: int) -> None:
     x, dy = (getattr(make(case, OPS["rmsnorm"], "cpu"), name) for name in ("x", "dy"))
     tokens, count, n = case.shape
     assert x.shape == dy.shape == (tokens, count, n)
-    assert x.stride() == ((count + case.other_heads) * (n + gap), n + gap, 1)
+    assert x.stride() == ((count + others_behind(case.heads)) * (n + gap), n + gap, 1)
     assert dy.is_contiguous()
     whole = guard_bands.as_integers(x.as_strided((x.untyped_storage().nbytes() // 2,), (1,), 0))
     assert int((whole == NAN.bits[x.dtype]).sum()) == len(whole) - case.M * n
-    behind = x.as_strided((tokens, case.other_heads, n), x.stride(), x.storage_offset() + count * x.stride(1))
+    behind = x.as_strided((tokens, others_behind(case.heads), n), x.stride(), x.storage_offset() + count * x.stride(1))
     assert bool(behind.isnan().all())  # the last token has its k and v as well
 
 

@@ -21,7 +21,7 @@ import normcheck
 from normcheck import Implementation
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.cases import guard_bands
-from normcheck.cases.case import Case
+from normcheck.cases.case import Case, unusual
 from normcheck.cases.claims import claims_of
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
@@ -239,7 +239,7 @@ def test_everything_unusual_is_named_in_a_refusal() -> None:
     case = replace(LAYERNORM, weight_dtype="fp32", layout="misaligned")
     implementation = Implementation(name="mine", op="layernorm", forward=forward)
     assert result_of(implementation, case).refused.startswith("layout=misaligned, weight_dtype=fp32: forward raised")
-    assert replace(LAYERNORM, dtype="fp32", weight_dtype="fp32").unusual == ()
+    assert unusual(replace(LAYERNORM, dtype="fp32", weight_dtype="fp32")) == ()
 
 
 class RefusingBackward(torch.autograd.Function):
