@@ -9,7 +9,7 @@ and several.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 from normcheck.cases.case import Case
@@ -230,8 +230,13 @@ def values_of(axes: Mapping[str, tuple[Any, ...]]) -> Iterator[Value]:
 
 def pairs_of(axes: Mapping[str, tuple[Any, ...]]) -> list[Pair]:
     """Every pair of PAIRS in ``axes``, as ``covered`` returns them."""
-    get = axes.get
-    return [(i, a, b) for i, (one, other) in enumerate(PAIRS) for a in get(one, ()) for b in get(other, ())]
+    return [(i, a, b) for i, one, other in _pairs_among(tuple(axes)) for a in axes[one] for b in axes[other]]
+
+
+@cache
+def _pairs_among(axes: tuple[str, ...]) -> tuple[tuple[int, str, str], ...]:
+    """The number of each pair of PAIRS whose two axes are among these, and the two."""
+    return tuple((i, one, other) for i, (one, other) in enumerate(PAIRS) if one in axes and other in axes)
 
 
 def parts_of(goal: Value | Pair) -> tuple[Value, ...]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
 import numpy as np
@@ -28,11 +28,12 @@ class Worth:
 
     def __init__(self, sizes: Sequence[Size], left: Set[Any]) -> None:
         self._sizes = sizes
-        self._left_of, self._kinds = Counter[Any](), Counter[Any]()  # value -> how much; how many kinds of rows
-        self._weigh(left, 1)
         self._costs, self._rows = np.array([s.cost for s in sizes]), np.array([s.M for s in sizes])
-        self._of_m = _Alike(sizes, "M", _OF_ROWS)
-        self._of_n = _Alike(sizes, "N", _OF_COLUMNS)
+        self._numbers: dict[Value, int] = defaultdict(lambda: len(self._numbers))  # of each value of these sizes
+        self._of_m = _Alike(sizes, "M", _OF_ROWS, self._numbers)
+        self._of_n = _Alike(sizes, "N", _OF_COLUMNS, self._numbers)
+        self._left, self._kinds = np.zeros(len(self._numbers), np.int64), Counter[Any]()  # kinds of rows for a value
+        self._weigh(left, 1)
         self._at: dict[Any, list[int]] = {}  # goal -> which of these sizes cover it, whatever else a case has
         for index, size in enumerate(sizes):
             for goal in left & set(size.together):
@@ -49,14 +50,19 @@ class Worth:
 
     def _weigh(self, goals: Iterable[Any], sign: int) -> None:
         """Count what these goals add to what is left of each value: a pair counts 1 for each of its two."""
+        added = Counter[Any]()
         for goal in goals:
             if len(goal) == 2:
-                self._left_of[goal] += _OF_VALUE * sign
+                added[goal] += _OF_VALUE
                 continue
             one, other = PAIRS[goal[0]]
-            into = self._kinds if other == "rows" else self._left_of
-            into[one, goal[1]] += sign
-            into[other, goal[2]] += sign
+            if other == "rows":
+                self._kinds[one, goal[1]] += sign
+            else:
+                added[one, goal[1]] += 1
+                added[other, goal[2]] += 1
+        for value in added.keys() & self._numbers.keys():
+            self._left[self._numbers[value]] += added[value] * sign
 
     def best(self) -> Size | None:
         """The size at which a case covers most for its cost; None if there is no size."""
@@ -65,35 +71,30 @@ class Worth:
         fewest: Counter[str] = Counter()  # axis -> how many kinds of rows its least finished value lacks
         for (axis, _), number in self._kinds.items():
             fewest[axis] = max(fewest[axis], number)
-        lacks = [number for axis, number in fewest.items() if axis not in ("n", "rows")]
-        rows = self._of_m.left(self._left_of) + np.minimum.outer(self._of_m.sizes, lacks).sum(axis=1)
-        columns = self._of_n.left(self._left_of)
-        kinds = np.array([self._kinds[key] for key in self._of_n.keys_of("n")])
+        lacks = [number for axis, number in fewest.items() if axis != "n"]
+        rows = self._of_m.left(self._left) + np.minimum.outer(self._of_m.sizes, lacks).sum(axis=1)
+        columns = self._of_n.left(self._left)
+        kinds = np.array([self._kinds[key] for key in self._of_n.keys["n"]])
         gains = self._together + np.minimum(self._rows, kinds[self._of_n.number_of])
         gains += rows[self._of_m.number_of] + columns[self._of_n.number_of]
         return self._sizes[int(np.argmax(gains / self._costs))]
 
 
 class _Alike:
-    """Sizes that have one M, or one N, taken together. ``sizes``: these M or N; ``number_of``: the one of each size."""
+    """Sizes that have one M, or one N, taken together. ``sizes``: these M or N; ``number_of``: the one of each size;
+    ``keys``: each axis with the values that they have of it.
+    """
 
-    def __init__(self, sizes: Sequence[Size], axis: str, axes: Sequence[str]) -> None:
+    def __init__(self, sizes: Sequence[Size], axis: str, axes: Sequence[str], places: dict[Value, int]) -> None:
         last = {size.axes[axis]: size for size in sizes}
         numbers = {value: number for number, value in enumerate(last)}
         self.sizes = np.array(list(last))
         self.number_of = np.array([numbers[size.axes[axis]] for size in sizes], np.intp)
-        self._last = list(last.values())
-        keys = [[(of, size.axes[of]) for of in axes] for size in self._last]
-        self._values = list(dict.fromkeys(key for own in keys for key in own))
-        place = {key: number for number, key in enumerate(self._values)}
-        self._places = np.array([[place[key] for key in own] for own in keys], np.intp).reshape(len(keys), -1)
+        self.keys = {of: [(of, size.axes[of]) for size in last.values()] for of in axes}
+        numbered = [[places[key] for key in self.keys[of]] for of in axes]
+        self._places = np.array(numbered, np.intp).reshape(len(axes), -1)
 
-    def keys_of(self, axis: str) -> list[Value]:
-        """The value of this axis that each has."""
-        return [(axis, size.axes[axis]) for size in self._last]
-
-    def left(self, left_of: Mapping[Any, int]) -> NDArray[np.int64]:
-        """What is left of the values of each."""
-        left = np.minimum(np.array([left_of.get(value, 0) for value in self._values], np.int64), _MOST)
-        total: NDArray[np.int64] = left[self._places].sum(axis=1)
+    def left(self, left: NDArray[np.int64]) -> NDArray[np.int64]:
+        """What is left of the values of each, of what is left of every value."""
+        total: NDArray[np.int64] = np.minimum(left[self._places], _MOST).sum(axis=0)
         return total
