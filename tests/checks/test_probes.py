@@ -264,11 +264,11 @@ def test_what_remembers_nothing_is_not_told_to_depend_on_earlier_calls(op: str, 
     """Where dx is right for the weights and the rows as they come, and wrong for them in another order."""
     mine = Implementation(name="t5", op=op, forward=adapt(t5_layer_norm)[0])
     right = 0
-    for seed in range(100):
+    for seed in range(45):
         result = result_of(mine, Case(op=op, dtype=dtype, M=2 + seed % 3, N=3 + seed % 5, seed=seed, bias=False))
         right += not result.wrong
         assert kinds(result) == []
-    assert right > 20 or (op == "rmsnorm" and dtype != "fp32")  # where y is wrong, it is another op
+    assert right > 8 or (op == "rmsnorm" and dtype != "fp32")  # where y is wrong, it is another op
 
 
 @pytest.mark.slow
@@ -334,6 +334,7 @@ def plan_of(cell: Cell, cases: int) -> Plan:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_a_first_case_that_ends_otherwise() -> None:
     """Right at any time, but not with the same bits after ten cases."""
     calls = 0

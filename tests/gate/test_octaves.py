@@ -42,7 +42,7 @@ def verdict_of(implementation: Implementation, dtype: str, seed: int) -> Verdict
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_an_octave_with_several_rows_is_asked_of_a_torch_kernel(seed: int) -> None:
-    """Three octaves for each seed; that every octave has such rows ``cases/test_core`` counts, for 20 seeds."""
+    """Three octaves for each seed; ``cases/test_core`` counts such rows of every octave, for a seed of each op."""
     octaves = sorted({high for high, _ in OCTAVES if high > 1})
     assert LONG in octaves
     for number, octave in enumerate(octaves):

@@ -74,6 +74,7 @@ def test_shards_are_held_to_it_together() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("small_core")
 @pytest.mark.parametrize(
     ("limit", "asked", "code", "said"),
     [
@@ -87,16 +88,12 @@ def test_a_kernel_that_states_a_limit(
     cli: Cli,
     kernel_file: KernelFile,
     tmp_path: Path,
-    request: pytest.FixtureRequest,
     limit: str,
     asked: str,
     code: int,
     said: str,
 ) -> None:
-    brief: tuple[str, ...] = ()  # rows beyond those of a core are asked after it
-    if asked.startswith("N"):
-        request.getfixturevalue("small_core")
-        brief = ("--time-budget", "0.1")
+    brief = ("--time-budget", "0.1") if asked.startswith("N") else ()  # many rows are asked after a core
     path, report = kernel_file(KERNEL.format(limit=limit), name="mine.py"), tmp_path / "report.json"
     words = ("--impl", f"{path}:layernorm", "--dtype", "fp32", "--device", "cpu", "--no-contexts", *brief)
     done = cli("verify", *words, "--require", f"mine.py:layernorm:{asked}", "--report", f"json:{report}")

@@ -39,13 +39,25 @@ RIGHT, WRONG = (KERNEL.format(first="pass", eps=eps) for eps in ("eps", "2 * eps
 HANGS = KERNEL.format(first="time.sleep(1000)", eps="eps")
 
 
+UNSHRUNK = """
+import dataclasses
+import normcheck.gate.plan as plan
+from normcheck.cli.app import main
+
+brief = dataclasses.replace(plan.PROFILES["quick"], shrink_seconds=0.0, explain_seconds=0.0)
+plan.PROFILES["quick"] = brief
+main()
+"""
+"""``normcheck``, which shrinks no failure and explains none: when it looks again is the subject."""
+
+
 class Watching:
     """``normcheck verify --watch`` on a file, as a user has it in another window."""
 
     def __init__(self, folder: Path) -> None:
         self.file = folder / "mine.py"
         self.save(WRONG)
-        command = (sys.executable, "-u", "-m", "normcheck", "verify", "--impl", "mine.py", "--dtype", "fp32")
+        command = (sys.executable, "-u", "-c", UNSHRUNK, "verify", "--impl", "mine.py", "--dtype", "fp32")
         self.process = subprocess.Popen(
             (*command, "--device", "cpu", "--max-examples", "24", "--no-contexts", "--watch"),
             cwd=folder,

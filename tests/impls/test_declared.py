@@ -44,9 +44,7 @@ def test_every_field_that_is_no_function_has_a_rule() -> None:
 
 @pytest.mark.slow
 def test_a_field_that_is_added_by_one_line_arrives_from_the_process_of_its_kernel(tmp_path: Path) -> None:
-    shutil.copytree(
-        Path(normcheck.__file__).parent, tmp_path / "normcheck", ignore=shutil.ignore_patterns("__pycache__")
-    )
+    shutil.copytree(Path(normcheck.__file__).parent, tmp_path / "normcheck")  # with what is compiled of each file
     file = tmp_path / "normcheck" / "cases" / "declared.py"
     before, last, after = file.read_text(encoding="utf-8").partition("    builds: Annotated[bool, _FLAG] = True\n")
     line = "    flavour: Annotated[tuple[bool, ...], _FLAGS] = (True,)\n"

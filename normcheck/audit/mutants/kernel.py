@@ -322,7 +322,7 @@ class Kernel:
         return self.finish(c, out)
 
     def implementation(self, name: str, op: str, **fields: Any) -> Implementation:
-        """This kernel as an implementation of ``op``."""
+        """This kernel as an implementation of ``op``. It is of torch's own steps: it builds nothing."""
 
         def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
             return self.forward(op, x, weight, bias, eps, **options)
@@ -339,7 +339,7 @@ class Kernel:
         ) -> Any:
             return self.backward(op, dy, x, weight, bias, saved, eps, **options)
 
-        return Implementation(name=name, op=op, forward=forward, backward=backward, **fields)
+        return Implementation(name=name, op=op, forward=forward, backward=backward, builds=False, **fields)
 
 
 CLEAN = Kernel()
