@@ -157,13 +157,12 @@ def inference_mode_is_quick(x: Tensor, weight: Tensor, bias: Tensor | None, *, e
 
 
 def in_place_without_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
-    """Wrong in fp32, in which x.float() is x itself: if nobody wants gradients, it scales that in place."""
+    """Wrong: if nobody wants gradients, it scales x in place."""
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
         y: Tensor = Right.apply(x, weight, eps)
         return y
-    wide = x.float()
-    wide.mul_(torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps))
-    return (wide * weight.float()).to(x.dtype)
+    x.mul_(torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps))
+    return (x.float() * weight.float()).to(x.dtype)
 
 
 def one_buffer_without_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
