@@ -5,9 +5,10 @@ If a band has changed, the call wrote to it. If outputs change with the pattern,
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, NamedTuple, Protocol, Self
 
 import torch
@@ -88,7 +89,9 @@ class Arena(TorchFunctionMode):
     def __torch_function__(
         self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
-        """Call ``func`` and move a factory's tensor between bands. What torch.compile traces is only called."""
+        """Call ``func`` and move a factory's tensor between bands. What torch.compile traces is only called, and what
+        its runtime calls: in the pool of its graphs (mode="reduce-overhead") nothing else may live.
+        """
         if torch.compiler.is_compiling():
             return func(*args, **(kwargs or {}))
         func, args, kwargs = on_cpu.without_gpu(func, args, kwargs or {})
@@ -96,7 +99,7 @@ class Arena(TorchFunctionMode):
             return self._resized(func, args, kwargs)
         out = func(*args, **kwargs)
         fresh = _FACTORIES.get(func)
-        if fresh is None or not _can_be_moved(out):
+        if fresh is None or not _can_be_moved(out) or _is_of_inductor(sys._getframe(1)):
             return out
         tensor = self._on_plot(out, fresh)
         if tensor is None:
@@ -259,3 +262,10 @@ def _can_be_moved(out: object) -> bool:
         and out.numel() > 0
         and not (out.device.type == "cpu" and torch.cuda.is_available() and out.is_pinned())
     )
+
+
+def _is_of_inductor(caller: FrameType | None) -> bool:
+    """Whether the runtime of what torch.compile makes calls a factory, not a kernel; a mode of a device may lie between."""
+    while caller is not None and caller.f_globals.get("__name__") == "torch.utils._device":
+        caller = caller.f_back
+    return caller is not None and str(caller.f_globals.get("__name__")).startswith("torch._inductor.")

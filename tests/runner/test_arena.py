@@ -217,6 +217,17 @@ def test_what_the_arena_leaves_alone() -> None:
         assert torch.zeros(2, out=into) is into
 
 
+def test_what_the_runtime_of_torch_compile_allocates_is_left_alone() -> None:
+    """It wants every block in the pool of its graphs back, in which a band would live on."""
+    runtime = {"__name__": "torch._inductor.compile_fx", "torch": torch}
+    exec("def made(): return torch.zeros(5)", runtime)
+    with Arena(Surroundings()):
+        assert runtime["made"]().untyped_storage().nbytes() == 20  # type: ignore[operator]
+        with torch.device("cpu"):  # a mode of its own
+            assert runtime["made"]().untyped_storage().nbytes() == 20  # type: ignore[operator]
+        assert torch.zeros(5).untyped_storage().nbytes() > 20
+
+
 def test_gradients_flow_through_what_was_allocated() -> None:
     x = torch.randn(3, 5, requires_grad=True)
     with Arena(Surroundings()):
@@ -236,6 +247,19 @@ def test_on_a_gpu() -> None:
     assert arena.strays({}) == []
     out.as_strided((1,), (1,), out.storage_offset() + 15).fill_(0)
     assert len(arena.strays({})) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU; torch sees none here")
+def test_graphs_that_torch_compile_makes_are_recorded_in_an_arena() -> None:
+    compiled = torch.compile(lambda x: (x * 2).sum(-1, keepdim=True) + x, mode="reduce-overhead")
+    for seed in range(4):  # warmed up, recorded, replayed
+        x = torch.full((5, 6), float(seed), device="cuda", requires_grad=True)
+        with Arena(Surroundings()):
+            torch.compiler.cudagraph_mark_step_begin()
+            y = compiled(x).clone()
+            (dx,) = torch.autograd.grad(y, x, torch.ones_like(y))
+        assert (y == 13.0 * seed).all() and (dx == 13.0).all()
 
 
 @pytest.mark.slow
