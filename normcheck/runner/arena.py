@@ -265,7 +265,7 @@ def _can_be_moved(out: object) -> bool:
 
 
 def _is_of_inductor(caller: FrameType | None) -> bool:
-    """Whether the runtime of what torch.compile makes calls a factory, not a kernel; a mode of a device may lie between."""
+    """Whether the runtime of torch.compile calls a factory, and no kernel does; a mode of a device may lie between."""
     while caller is not None and caller.f_globals.get("__name__") == "torch.utils._device":
         caller = caller.f_back
     return caller is not None and str(caller.f_globals.get("__name__")).startswith("torch._inductor.")
