@@ -82,7 +82,12 @@ def _notes(cell: Cell, plan: Plan) -> Iterator[str]:
         yield f"  price {looked}"
 
 
-_CLASSES = {"m": "{} classes of M", "n": "{} classes of N", "several": "several rows of {} N"}
+_CLASSES = {
+    "m": "{} classes of M",
+    "n": "{} classes of N",
+    "several": "several rows of {} N",
+    "block": "several rows of {} blocks of N",
+}
 """The axes of a must-list of which only the number is told."""
 
 

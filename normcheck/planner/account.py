@@ -93,8 +93,10 @@ class Account:
             out = self.record.reached | self.refusals.given_up
             tail = [goal for goal in self.must.tail if goal not in out]
             facets = [name for axis, name in tail if axis == "facet"]
-            words = [*facets, *in_words(goal for goal in tail if goal[0] not in ("facet", "several"))]
+            blocks = [f"{block // 2 + 1} to {block}" for axis, block in tail if axis == "block"]
+            words = [*facets, *in_words(goal for goal in tail if goal[0] not in ("facet", "several", "block"))]
             words += in_words(goal for goal in tail if goal[0] == "several")
+            words += [f"no several rows at N of {', '.join(blocks)}"] * bool(blocks)
             parts.append(f"{self._why_priced()}: {self.record.run} cases on {len(self.record.shapes)} shapes")
             parts += [f"left out: {', '.join(words)}"] * bool(words)
         if not self.refusals.claims.shapes:

@@ -13,7 +13,7 @@ from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
 from normcheck.cases.parameters import PARAMETERS
 from normcheck.cases.planned import Planned, Size
-from normcheck.planner.must import facets_of, weight
+from normcheck.planner.must import block_of, facets_of, weight
 from normcheck.planner.prices import Prices
 from normcheck.planner.record import Record
 
@@ -90,9 +90,9 @@ class Candidates:
     def _new_sizes(self, wanted: Set[Any]) -> list[Size]:
         """The new sizes that have most of what is wanted, the smaller ones first."""
 
-        def told(size: Size) -> int:
+        def told(size: Size) -> float:
             own = facets_of(size.M, size.N) | {(axis, size.axes[axis]) for axis in ("m", "n", "several")}
-            return sum(map(weight, own & wanted))
+            return sum(map(weight, (own | {block_of(size.N)} if size.M > 1 < size.N else own) & wanted))
 
         new = (size for size in self._design.candidates if size.M and (size.M, size.N) not in self._record.shapes)
         return sorted(new, key=lambda size: (-told(size), size.M * size.N))[:_SIZES]

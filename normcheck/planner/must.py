@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 from typing import Any
 
-from normcheck.cases.axes import SPECIAL, Value
+from normcheck.cases.axes import SPECIAL, Value, octave_of
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
@@ -41,9 +41,9 @@ _TELLING_ROWS = 20
 """A case of more rows shows a facet only if it blends all kinds of rows."""
 
 
-def weight(goal: Value) -> int:
+def weight(goal: Value) -> float:
     """How much a goal of the tail tells, beside others."""
-    return 3 if goal[0] in ("facet", "several") else 1
+    return {"facet": 3.0, "several": 3.0, "block": 0.1}.get(goal[0], 1.0)
 
 
 def reached(planned: Planned) -> set[Any]:
@@ -53,6 +53,8 @@ def reached(planned: Planned) -> set[Any]:
     case, goals = planned.case, set(goals_of(planned))
     if case.N == 1:
         goals = {goal for goal in goals if goal[0] in ("m", "n")}
+    elif case.M > 1:
+        goals.add(block_of(case.N))
     ordinary = case.rows not in SPECIAL and case.dy not in NOT_FINITE
     tells = case.M > 0 and ordinary and (case.rows == "blend" or case.M < _TELLING_ROWS)
     return goals | (facets_of(case.M, case.N) if tells else set())
@@ -64,12 +66,17 @@ def facets_of(m: int, n: int) -> Set[Value]:
     return frozenset(("facet", name) for name, has in FACETS.items() if has(m, n))
 
 
+def block_of(columns: int) -> Value:
+    """The block of a power of two that holds a row, as a goal: several rows of it meet a path of their own."""
+    return ("block", octave_of(columns)[0])
+
+
 class Must:
     """The must-list of one kernel, in the order in which it is cut from its end.
 
     ``floor``: every parameter, layout and kind of data, no rows, a probe of rows and two eps; what of it is not reached
     is missed, and the cell is thin. ``tail``: facets, several rows at each N of most models, the other eps, the
-    classes of M and of N.
+    classes of M and of N, several rows of every other block.
     """
 
     def __init__(self, design: Design, limits: Limits, prices: Prices, shapes: int) -> None:
@@ -84,8 +91,9 @@ class Must:
         possible = set[Value]().union(*(facets_of(size.M, size.N) for size in sizes))
         facets = [facet for facet in (("facet", name) for name in FACETS) if facet in possible]
         classes = [("m", m) for m in axes["m"] if m] + [("n", key) for key in axes["n"]]
+        blocks = sorted({block_of(size.N) for size in sizes if size.M > 1 < size.N} - set(map(block_of, _OF_MODELS)))
         several = [("several", n) for n in _OF_MODELS if n in axes["several"]]
-        self.tail: tuple[Value, ...] = (*facets, *several, *eps[_FEW_EPS:], *classes)
+        self.tail: tuple[Value, ...] = (*facets, *several, *eps[_FEW_EPS:], *classes, *blocks)
 
     def least(self) -> tuple[int, int]:
         """Cases and shapes that a pass needs: fewer if a key takes long, and no more than are declared."""

@@ -36,7 +36,7 @@ def test_an_op_has_its_must_list_below_its_cases_and_no_prices(cli: Cli) -> None
     assert len(done.out.splitlines()) > 300
     assert notes.startswith("rmsnorm fp16, if its kernel builds much floor M of 0; layout contiguous, ")
     assert "; bias none, yes; " in notes and "; at least 100 cases on 6 shapes tail M above 64; one row; " in notes
-    assert notes.endswith(" several rows of 6 N")
+    assert notes.endswith(" several rows of 11 blocks of N")
 
 
 @pytest.mark.slow
