@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Sequence, Set
 from typing import Any
 
@@ -29,7 +29,7 @@ class Worth:
     def __init__(self, sizes: Sequence[Size], left: Set[Any]) -> None:
         self._sizes = sizes
         self._costs, self._rows = np.array([s.cost for s in sizes]), np.array([s.M for s in sizes])
-        self._numbers: dict[Value, int] = defaultdict(lambda: len(self._numbers))  # of each value of these sizes
+        self._numbers: dict[Value, int] = {}  # of each value of these sizes
         self._of_m = _Alike(sizes, "M", _OF_ROWS, self._numbers)
         self._of_n = _Alike(sizes, "N", _OF_COLUMNS, self._numbers)
         self._left, self._kinds = np.zeros(len(self._numbers), np.int64), Counter[Any]()  # kinds of rows for a value
@@ -91,7 +91,7 @@ class _Alike:
         self.sizes = np.array(list(last))
         self.number_of = np.array([numbers[size.axes[axis]] for size in sizes], np.intp)
         self.keys = {of: [(of, size.axes[of]) for size in last.values()] for of in axes}
-        numbered = [[places[key] for key in self.keys[of]] for of in axes]
+        numbered = [[places.setdefault(key, len(places)) for key in self.keys[of]] for of in axes]
         self._places = np.array(numbered, np.intp).reshape(len(axes), -1)
 
     def left(self, left: NDArray[np.int64]) -> NDArray[np.int64]:
