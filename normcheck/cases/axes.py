@@ -32,6 +32,8 @@ CLIPS = (RELU6, (0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0))
 MODEL_SIZES = (896, 1280, 2304, 2560, 2816, 3072, 3584, 5120, 6144, 7168, 11008, 12288, 14336)
 """Hidden sizes of well-known models."""
 
+MODEL_POWERS = (4096, 1024, 2048, 512, 8192, 256)
+"""The N of most models, those of the most first: what fills its block may have a path of its own."""
 
 NO_END = 1 << 62
 ROUND, EVEN, RAGGED = "a power of two", "a multiple of 8", "no multiple of 8"

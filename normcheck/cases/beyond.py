@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
 
-from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
+from normcheck.cases.axes import CLIPS, EPS, MODEL_POWERS, MODEL_SIZES
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
@@ -39,6 +39,9 @@ others, whether it is in dw does not show."""
 HUGE_N = 4096
 """N of huge cases: most kernels take it, and have compiled it by then."""
 
+_FULL_BLOCKS = 64
+"""A multiple of the rows that a program takes at a time, in most kernels; the M of a core are seldom even."""
+
 _WITHOUT_WEIGHT = 0.25
 """The share of cases without a weight, of an implementation that takes both."""
 
@@ -52,13 +55,14 @@ def telling(claims: Claims, seed: int) -> tuple[Case, ...]:
 
 
 def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
-    """Two rows of each of MODEL_SIZES, in an order by ``seed``; none if the implementation declares its shapes."""
+    """Two rows of each N of models, in an order by ``seed``, then so many of each of MODEL_POWERS that every block of
+    rows is full; none if the implementation declares its shapes.
+    """
     order = random.Random(seed)
-    sizes = [
-        n for n in MODEL_SIZES if not claims.shapes and claims.admits("N", n) and claims.fits(claims.layouts[0], n)
-    ]
-    for n in order.sample(sizes, len(sizes)):
-        yield _drawn(claims, order, 2, n, rows=order.choice(("tail", "shifted", "normal")))
+    for m, every in () if claims.shapes else ((2, (*MODEL_SIZES, *MODEL_POWERS)), (_FULL_BLOCKS, MODEL_POWERS)):
+        sizes = [n for n in every if claims.admits("N", n) and claims.fits(claims.layouts[0], n)]
+        for n in order.sample(sizes, len(sizes) * claims.admits("M", m)):
+            yield _drawn(claims, order, m, n, rows=order.choice(("tail", "shifted", "normal")))
 
 
 def of_size(claims: Claims, axis: str, size: int, seed: int) -> Iterator[Case]:

@@ -217,8 +217,9 @@ def _turning(f: Field) -> Tensor:
     return torch.where(column % 2 == 0, special[(column // 2) % len(_TURNING)], f.n)
 
 
-_TURNING = (0.0, -1.278464542761074, -100.0, 50.0, -88.75, -20.0, 2.0**-9, 1.0, -1.0)
-"""silu is 0 at 0, and -1.278 is where it turns: its slope is 0. e^88.73 overflows in fp32, e^20 is more than 1 / u."""
+_TURNING = (0.0, -1.278464542761074, -100.0, 50.0, -88.75, -20.0, 2.0**-9, 100.0, -1.0)
+"""silu is 0 at 0, and -1.278 is where it turns: its slope is 0. e^88.73 overflows in fp32, e^20 is more than 1 / u. A
+sigmoid of e^-z overflows at -100, one of e^z at 100."""
 
 GATE_VALUES: Mapping[str, Callable[[Field], Tensor]] = MappingProxyType(
     {

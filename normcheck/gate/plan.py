@@ -176,6 +176,7 @@ def limits_of(plan: Plan, used: float = 0.0) -> Limits:
     dear, on_cpu = profile.dear, _CORES * profile.core_seconds
     return Limits(
         usual=dear.gpu_seconds * dear.share if on_gpu else on_cpu,
+        telling=dear.gpu_seconds * (2 if dear.share == 1.0 else dear.share) if on_gpu else on_cpu,
         most=dear.most_gpu_seconds if on_gpu else on_cpu,
         core=profile.core_seconds,
         least=(dear.cases, dear.shapes),

@@ -20,7 +20,7 @@ from normcheck.isolation import forkserver
 from normcheck.isolation.case_memory import CaseMemory
 from normcheck.isolation.messages import Message
 from normcheck.isolation.process import Worker
-from normcheck.isolation.replies import broken_of, configurations_of
+from normcheck.isolation.replies import broken_of, configurations_of, count_of
 from normcheck.isolation.sandbox import Sandbox
 from normcheck.isolation.shared_memory import Space, tensor_at
 from normcheck.isolation.spare import Spare, begun
@@ -191,9 +191,8 @@ class Client:
             raise
         self._seconds_left -= 0.0 if first else time.monotonic() - begun
         self._memory.use(_end_of(answer))
-        eager, graphs = answer.get("eager"), answer.get("graphs")
-        self.eager_calls = max(self.eager_calls, eager if type(eager) is int else 0)
-        self.graphs = max(self.graphs, graphs if type(graphs) is int else 0)
+        self.eager_calls = max(self.eager_calls, count_of(answer, "eager"))
+        self.graphs = max(self.graphs, count_of(answer, "graphs"))
         if self.asked and "configurations" in answer:
             self.configurations = configurations_of(answer)
         failure = answer.get("broken")

@@ -115,6 +115,12 @@ def _configuration(item: Mapping[str, Any]) -> Configuration:
     return made
 
 
+def count_of(answer: Message, name: str) -> int:
+    """A number of which an answer may tell, 0 if it does not."""
+    count = answer.get(name)
+    return count if type(count) is int else 0
+
+
 def is_set(space: Space, place: Mapping[str, Any]) -> bool:
     """Whether the bool at this place is true. Raises Broken if the place is malformed."""
     try:

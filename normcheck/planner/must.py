@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Set
 from functools import lru_cache
 from typing import Any
 
-from normcheck.cases.axes import SPECIAL, Value, octave_of
+from normcheck.cases.axes import MODEL_POWERS, SPECIAL, Value, octave_of
 from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
@@ -27,9 +27,6 @@ FACETS: Mapping[str, Callable[[int, int], bool]] = {
     "M above 65535": lambda m, n: m > 65535,
 }
 """The sizes that tell most, by the branches that kernels have; a value of the axis "facet"."""
-
-_OF_MODELS = (4096, 1024, 2048, 512, 8192, 256)
-"""The N of most models, of each of which several rows are wanted: what fills its block may have a path of its own."""
 
 EMPTY: Value = ("m", 0)
 """The goal of a case without rows."""
@@ -75,7 +72,7 @@ class Must:
     """The must-list of one kernel, in the order in which it is cut from its end.
 
     ``floor``: every parameter, layout and kind of data, no rows, a probe of rows and two eps; what of it is not reached
-    is missed, and the cell is thin. ``tail``: facets, several rows at each N of most models, the other eps, the
+    is missed, and the cell is thin. ``tail``: facets, several rows at each of MODEL_POWERS, the other eps, the
     classes of M and of N, several rows of every other block.
     """
 
@@ -91,8 +88,8 @@ class Must:
         possible = set[Value]().union(*(facets_of(size.M, size.N) for size in sizes))
         facets = [facet for facet in (("facet", name) for name in FACETS) if facet in possible]
         classes = [("m", m) for m in axes["m"] if m] + [("n", key) for key in axes["n"]]
-        blocks = sorted({block_of(size.N) for size in sizes if size.M > 1 < size.N} - set(map(block_of, _OF_MODELS)))
-        several = [("several", n) for n in _OF_MODELS if n in axes["several"]]
+        blocks = sorted({block_of(size.N) for size in sizes if size.M > 1 < size.N} - set(map(block_of, MODEL_POWERS)))
+        several = [("several", n) for n in MODEL_POWERS if n in axes["several"]]
         self.tail: tuple[Value, ...] = (*facets, *several, *eps[_FEW_EPS:], *classes, *blocks)
 
     def least(self) -> tuple[int, int]:

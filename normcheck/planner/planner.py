@@ -18,7 +18,7 @@ from normcheck.planner.own import FAST
 from normcheck.planner.paid import Paid
 from normcheck.planner.plain import Plain, Step
 from normcheck.planner.priced import Priced
-from normcheck.planner.prices import SLACK, Prices
+from normcheck.planner.prices import Prices
 from normcheck.planner.record import Record
 from normcheck.planner.refusals import Refusals
 
@@ -138,7 +138,7 @@ class Planner:
             if self._excuses and not step.again:
                 self._refusals.refused(planned, question, self.record.done)
             return
-        self._count(planned, seconds)
+        self.record.counted(planned, seconds, self.prices, self._limits)
         self.record.ran(planned)
         if self._priced is not None:
             self._design.recorded(planned)
@@ -152,17 +152,8 @@ class Planner:
         """Take what came of a case that is not of the core: its cost, and that it was not refused."""
         if not refused:
             self._refusals.ran(case)
-            self._count(Planned(case, probe), seconds)
+            self.record.counted(Planned(case, probe), seconds, self.prices, self._limits)
             self.record.visited(case)
-
-    def _count(self, planned: Planned, seconds: float) -> None:
-        prices, record = self.prices, self.record
-        sure = prices.building_of(planned, "sure")
-        prices.saw(planned, seconds)
-        if sure or not prices.is_new:  # what is far beyond a price that is known is nobody's time
-            expected = SLACK * (prices.own.seconds(planned) + prices.little + sure)
-            record.stalled = min(record.stalled + max(0.0, seconds - expected), self._limits.most)
-        record.core += min(seconds, SLACK * prices.own.seconds(planned, most=True))
 
     def ahead(self) -> Planned | None:
         """The case at a new shape for another process to run first, None if there is none."""

@@ -120,7 +120,7 @@ class Priced:
 
     def _fits(self, offer: _Offer, floor: Set[Any], few: int) -> bool:
         """Whether there is time: the longest for the floor, at sure prices, so that one slow sample cannot keep out
-        what a pass needs; the usual one for all else, which may be a whole key, and leaves time for the floor.
+        what a pass needs; that of its goals for all else, which may be a whole key, and leaves time for the floor.
         """
         prices, limits, record = self._prices, self._limits, self._record
         end = self.elapsed + prices.own.seconds(offer.planned)
@@ -134,14 +134,12 @@ class Priced:
         end += limits.at_once * RUNS[Depth.MEMORY] * prices.own.call  # what follows it at its key
         out = record.reached | self._given_up | offer.wanted
         kept = self.must.kept(out, len(record.shapes) + opens, record.run + 1)
-        time = self._time_of_facets if any(goal[0] == "facet" for goal in offer.wanted) else limits.usual
+        time = max(self._time_for(axis) for axis in ("", *(goal[0] for goal in offer.wanted)))
         return end + max(worst, prices.dearest) + kept <= time
 
-    @property
-    def _time_of_facets(self) -> float:
-        limits, prices = self._limits, self._prices
-        keys = self.must.least()[1] + len(self._claims.parameters) - 1  # each is a key beside those of the shapes
-        return max(limits.usual, min(limits.used + prices.starting + keys * prices.dearest, limits.most))
+    def _time_for(self, axis: str) -> float:
+        limits = self._limits
+        return {"facet": limits.most, "several": limits.telling}.get(axis, limits.usual)
 
     def _opens(self, case: Case) -> bool:
         return case.M > 0 and (case.M, case.N) not in self._record.shapes

@@ -136,11 +136,6 @@ class Prices:
             self._known["dearest"] = max([*own, *shared], default=0.0)
         return self._known["dearest"]
 
-    @property
-    def starting(self) -> float:
-        """Seconds that the very first case took beyond the dearest price: it also imports and starts much."""
-        return max(0.0, self._beyond(self._first) - self.dearest) if self._first is not None else 0.0
-
     def of(self, axis: str, value: Hashable = None, trust: Trust = "likely") -> float:
         """Seconds of a new value of an axis; None: of any."""
         apart = value in _APART.get(axis, ())

@@ -8,7 +8,9 @@ from typing import Any
 from normcheck.cases.case import Case
 from normcheck.cases.parameters import Place, place_of
 from normcheck.cases.planned import Planned, goals_of
+from normcheck.planner.limits import Limits
 from normcheck.planner.must import reached
+from normcheck.planner.prices import SLACK, Prices
 
 
 @dataclass
@@ -25,6 +27,15 @@ class Record:
     run: int = 0
     core: float = 0.0
     stalled: float = 0.0
+
+    def counted(self, planned: Planned, seconds: float, prices: Prices, limits: Limits) -> None:
+        """Note what a case took, of which ``prices`` learn: what is far beyond a price that is known is a stall."""
+        sure = prices.building_of(planned, "sure")
+        prices.saw(planned, seconds)
+        if sure or not prices.is_new:
+            expected = SLACK * (prices.own.seconds(planned) + prices.little + sure)
+            self.stalled = min(self.stalled + max(0.0, seconds - expected), limits.most)
+        self.core += min(seconds, SLACK * prices.own.seconds(planned, most=True))
 
     def ran(self, planned: Planned) -> None:
         """Note a case that has run."""

@@ -46,6 +46,7 @@ class CellCases:
     def __init__(self, cell: Cell, seed: int, device: str, most: int, seconds: float, most_seconds: float) -> None:
         limits = Limits(
             usual=_TIMES * seconds,
+            telling=_TIMES * seconds,
             most=most_seconds,
             core=seconds,
             least=(most, SHAPES),

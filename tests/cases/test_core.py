@@ -123,6 +123,13 @@ def test_an_eps_that_is_a_constant_is_the_only_one_that_is_asked() -> None:
     assert not goals(fixed, QUICK) - covers(core(fixed, QUICK, 0))
 
 
+def test_two_rows_and_full_blocks_of_rows_are_asked_at_the_columns_of_models() -> None:
+    """A kernel that was wrong for two rows of 512 alone passed 400 cases; in a core few M are even."""
+    sizes = {(case.M, case.N) for case in model_sizes(claims("rmsnorm"), 3)}
+    assert sizes >= {(m, n) for m in (2, 64) for n in (256, 512, 1024, 2048, 4096, 8192)}
+    assert not list(model_sizes(claims("rmsnorm", shapes=((2, 512),)), 3))
+
+
 def test_no_height_is_asked_for_that_no_width_leaves_room_for() -> None:
     """A kernel of groups that refuses every N but multiples of 128, one by one."""
     left = claims("rmsnorm_gated")

@@ -26,18 +26,18 @@ PACKED: dict[str, Any] = {"strided": False}
 TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
     "blocks": (blocks, RANKS, 17.0, (100, 6)),
     "plans": (plans, PACKED, 16.5, (85, 6)),
-    "slow plans": (kernels.slow_plans, PACKED, 18.5, (70, 6)),
-    "tuned": (tuned, RANKS, 17.0, (60, 4)),
-    "tuned by Triton": (kernels.tuned_by_triton, {**RANKS, "without_rows": True}, 22.5, (60, 4)),
+    "slow plans": (kernels.slow_plans, PACKED, 24.5, (100, 10)),
+    "tuned": (tuned, RANKS, 27.0, (100, 10)),
+    "tuned by Triton": (kernels.tuned_by_triton, {**RANKS, "without_rows": True}, 32.0, (100, 8)),
     "tuned by width": (kernels.tuned_by_width, RANKS, 34.0, (100, 6)),
     "tuned for a minute": (kernels.tuned_for_a_minute, RANKS, 186.0, (60, 3)),
     "compiled": (kernels.compiled, {**PACKED, "shapes": DECLARED}, 41.5, (60, 3)),
-    "each shape": (kernels.each_shape, RANKS, 41.5, (60, 3)),
+    "each shape": (kernels.each_shape, RANKS, 48.5, (100, 6)),
     "torch.compile": (kernels.compiled_by_user, PACKED, 60.0, (100, 8)),
     "torch.compile, eps in the key": (kernels.eps_in_the_key, PACKED, 62.0, (100, 8)),
     "torch.compile on a CPU": (kernels.compiled_on_cpu, {"device": "cpu"}, 200.0, (300, 18)),
     "for each M": (kernels.for_each_m, RANKS, 16.5, (100, 6)),
-    "for each layout": (kernels.for_layouts, RANKS, 41.5, (100, 6)),
+    "for each layout": (kernels.for_layouts, RANKS, 41.5, (200, 20)),
     "load_inline": (kernels.loaded_once, RANKS, 60.0, (230, 60)),
     "blocks among 50 cells": (blocks, {**RANKS, "cells": 50}, 13.3, (100, 6)),
     "tuned among 50 cells": (tuned, {**RANKS, "cells": 50}, 15.7, (60, 4)),
@@ -45,7 +45,7 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
         f"{price} s a key{' of M' * tall}": (
             at(price, each_height=tall),
             {**PACKED, "call": 0.02, "starting": 5.0, "without_rows": not tall},
-            min(5.0 + 2.0 + 8 * price, 60.0),
+            min(5.0 + 8.0 + 8 * price, 60.0),
             (60, 3),
         )
         for price, tall in ((2.4, True), (4.5, False), (4.5, True), (7.2, True), (11.0, False))
@@ -53,8 +53,9 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
     "blocks that stall": (blocks, {**RANKS, "stalls": 0.02}, 80.0, (100, 6)),
     "tuned that stalls": (tuned, {**RANKS, "stalls": 0.02}, 80.0, (60, 4)),
 }
-"""A kernel -> what it builds, how it is run, and its limits: seconds at most, cases and shapes at least. The one tuned
-by width pays 8 s for rows of more than 4096 columns, without which a kernel that fails there passed."""
+"""A kernel -> what it builds, how it is run, and its limits: seconds at most, cases and shapes at least. Several rows
+at the columns of models are what takes more than 16 s. The one tuned by width pays 8 s for rows of more than 4096
+columns, without which a kernel that fails there passed."""
 
 
 FAULTS: dict[str, Callable[[Case], bool]] = {
@@ -74,7 +75,10 @@ FAULTS: dict[str, Callable[[Case], bool]] = {
 }
 
 
-SHOWS_ALL = ("blocks", "plans", "tuned", "blocks among 50 cells", "tuned among 50 cells")
+SHOWS_ALL = (
+    *("blocks", "plans", "slow plans", "tuned", "tuned by Triton", "tuned by width", "each shape", "torch.compile"),
+    *("for each M", "for each layout", "4.5 s a key of M", "blocks among 50 cells", "tuned among 50 cells"),
+)
 """Kernels of the table of whose faults each is found."""
 
 
@@ -93,7 +97,7 @@ def test_a_dear_kernel_gets_what_a_pass_needs_in_its_time(name: str, seed: int) 
     assert len(run.cases) >= cases
     assert len(run.core.record.shapes) >= shapes
     if name in SHOWS_ALL:
-        assert unseen(run) == ["strided"] * (fields is PACKED)
+        assert unseen(run) == ["strided"] * (not fields.get("strided", True))
 
 
 @pytest.mark.parametrize("builds", [blocks, plans, kernels.compiled_by_user])

@@ -103,7 +103,6 @@ def test_a_compiler_that_keeps_nothing_makes_warming_idle() -> None:
 
 def test_what_starts_in_the_very_first_case_is_no_price() -> None:
     prices = known((like(weight_dtype="fp32"), 2.0))
-    assert prices.starting == about(2.0)
     assert prices.dearest == about(2.0)
 
 

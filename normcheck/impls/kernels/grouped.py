@@ -51,7 +51,9 @@ _COUNTS = ("R", "B", "G", "parts")
 
 @triton.jit
 def rows_of(R, G, ROWS: tl.constexpr):
-    """The rows of a program, and the sample and group of each, all int64 (ROWS,). A row is a group of a sample."""
+    """The rows of a program, and the sample and group of each, all int64 (ROWS,). A row is a group of a sample, or a
+    head of a token.
+    """
     first = tl.program_id(0).to(R.dtype) * ROWS  # of 32 bits, if so many count all: a division takes long
     beyond = (first % G).to(tl.int32) + tl.arange(0, ROWS)
     samples = (first // G).to(tl.int64) + beyond // G

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from normcheck.impls.kernels.grouped import rows_of
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import ceil_div, power_of_two, tile
 
@@ -23,15 +24,6 @@ FORWARD_ELEMENTS, ELEMENTS = 512, 2048
 
 _LONGEST = 65536
 """Columns of the widest heads, which one program holds."""
-
-
-@triton.jit
-def heads_of(M, H, ROWS: tl.constexpr):
-    """The rows of a program, and the token and the head of each, all int64 (ROWS,)."""
-    first = tl.program_id(0).to(M.dtype) * ROWS  # of 32 bits, if so many count all: a division takes long
-    beyond = (first % H).to(tl.int32) + tl.arange(0, ROWS)
-    tokens = (first // H).to(tl.int64) + beyond // H
-    return first.to(tl.int64) + tl.arange(0, ROWS), tokens, (beyond % H).to(tl.int64)
 
 
 @triton.jit
@@ -84,7 +76,7 @@ def rotary_kernel(
     PAIRED: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS of the M = T * H heads. The first Q of a token are of q, the first NORMED are normed."""
-    rows, tokens, heads = heads_of(M, H, ROWS)
+    rows, tokens, heads = rows_of(M, H, ROWS)
     here, normed = (rows < M)[:, None], (heads < NORMED)[:, None]
     weight_ptr = tl.where((heads < Q)[:, None], q_weight_ptr, k_weight_ptr)
     x_at, y_at = (tokens * x_stride + heads * D)[:, None], (rows * D)[:, None]
@@ -118,7 +110,7 @@ def rotary_gradient_kernel(
     PAIRED: tl.constexpr, ROWS: tl.constexpr, PAIRS: tl.constexpr, REST: tl.constexpr,
 ):  # fmt: skip
     """dx of the same heads: dy rotated back is the cotangent of a norm with the weight of q or k."""
-    rows, tokens, heads = heads_of(M, H, ROWS)
+    rows, tokens, heads = rows_of(M, H, ROWS)
     here, normed = (rows < M)[:, None], (heads < NORMED)[:, None]
     weight_ptr = tl.where((heads < Q)[:, None], q_weight_ptr, k_weight_ptr)
     dy_at, x_at, dx_at = tokens * dy_stride + heads * D, tokens * x_stride + heads * D, rows * D
