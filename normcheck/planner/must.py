@@ -22,6 +22,7 @@ FACETS: Mapping[str, Callable[[int, int], bool]] = {
     "one column": lambda m, n: n == 1,
     "N of 1025 to 4096": lambda m, n: 1024 < n <= 4096,
     "N above 4096": lambda m, n: n > 4096,
+    "N above 4096 and no multiple of 16": lambda m, n: n > 4096 and n % 16 > 0,
     "N a multiple of 16": lambda m, n: n % 16 == 0,
     "N no multiple of 16": lambda m, n: n % 16 > 0 and n > 1,
     "M above 65535": lambda m, n: m > 65535,
