@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+import fingerprint
+
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "found.md"
@@ -18,9 +20,18 @@ GPUS = ("h100", "h200")
 """The records of GPUs. The first one is the later one: a cell that both have is shown as it was there."""
 
 
+def read(path: Path) -> dict[str, Any]:
+    """A record, each dtype of a cell with all of its facts."""
+    record: dict[str, Any] = json.loads(path.read_text("utf-8"))
+    for package in record["packages"].values():
+        if "cells" in package:
+            package["cells"] = {cell: fingerprint.lowered(by) for cell, by in package["cells"].items()}
+    return record
+
+
 def records() -> dict[str, dict[str, Any]]:
     """The records by name."""
-    return {name: json.loads((ROOT / "golden" / "found" / f"{name}.json").read_text("utf-8")) for name in RECORDS}
+    return {name: read(ROOT / "golden" / "found" / f"{name}.json") for name in RECORDS}
 
 
 def judged() -> dict[str, list[dict[str, Any]]]:
