@@ -12,6 +12,8 @@ Facts = dict[str, Any]
 """Name of a fact -> what a report says of it."""
 
 SAME, HELD = "same", "held"
+MEASURED = ("again", "rows", "padding", "graph", "contexts", "configurations", "each_m")
+"""The facts that are no convention."""
 
 
 def facts(verdict: dict[str, Any]) -> Facts:
@@ -56,6 +58,12 @@ def convention(verdict: dict[str, Any]) -> Facts:
         if value:
             found[key] = value
     return found
+
+
+def in_words(op: str, key: str, value: str) -> str:
+    """What a kernel of ``op`` does that has this value of a convention."""
+    of_key = {str(each): text for each, text in words_of(OPS[op]).get(key, {}).items()}
+    return of_key.get(value, "declared")
 
 
 def _plain(why: str) -> str:

@@ -33,7 +33,6 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
@@ -43,15 +42,13 @@ sys.path.insert(0, str(HERE))
 import fingerprint  # noqa: E402
 import page  # noqa: E402
 from packages import PACKAGES, File, Package  # noqa: E402
+from shares import Share, shares  # noqa: E402
 
 SCHEMA = "normcheck-found/2"
 SAYS = ("error", "thin", "pass", "fail")
 """What a cell's status says of the kernel, the least first."""
 
 SETTLED = SAYS[2:]
-OTHER_GPU = "device"
-"""Key of a cell, beside its dtypes: how it did in the context of this name, on a machine of several GPUs."""
-
 END_SECONDS = 30.0
 """Within which a normcheck that is asked to stop has written its report."""
 
@@ -71,7 +68,7 @@ class Part:
     @property
     def label(self) -> str:
         """Its name among the logs."""
-        return "-".join(filter(None, (self.package.key, self.op, *self.dtypes, OTHER_GPU * self.other_gpu)))
+        return "-".join(filter(None, (self.package.key, self.op, *self.dtypes, page.OTHER_GPU * self.other_gpu)))
 
     @property
     def cells(self) -> int:
@@ -134,28 +131,6 @@ def install(package: Package, cache: Path, wheels: Path | None) -> Path:
     return folder
 
 
-@dataclass(frozen=True)
-class Share:
-    """What of the machine one of several jobs has: these cores, and all GPUs, of which it takes the first ones."""
-
-    cores: frozenset[int]
-    gpus: tuple[str, ...]
-
-
-def shares(jobs: int) -> SimpleQueue[Share]:
-    """The shares of so many jobs, each for one of them at a time: as many cores as fit, and another GPU to begin at."""
-    import torch
-
-    cores = sorted(os.sched_getaffinity(0))
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(torch.cuda.device_count())))
-    gpus = tuple(filter(None, visible.split(",")))
-    each, queue = max(1, len(cores) // jobs), SimpleQueue[Share]()
-    for job in range(jobs):
-        begin, first = job * each % len(cores), job % max(1, len(gpus))
-        queue.put(Share(frozenset(cores[begin : begin + each]), gpus[first:] + gpus[:first]))
-    return queue
-
-
 def verify(part: Part, folder: Path, given: argparse.Namespace, until: float, share: Share) -> dict[str, Any]:
     """The entry of the package in the record: its cells, or why it was not run. ``until``, ``share``: see ``_ran``."""
     adapter = HERE / "kernels" / f"call_{part.package.adapter}.py"
@@ -166,7 +141,7 @@ def verify(part: Part, folder: Path, given: argparse.Namespace, until: float, sh
             command += ["--impl", spec]
         command += ["--device", given.device, "--allow-thin", "--timeout", "60", "--report", f"json:{report}"]
         if part.other_gpu:
-            command += ["--context", OTHER_GPU, "--configs", "won", "--max-examples", "8", "--workers", "1"]
+            command += ["--context", page.OTHER_GPU, "--configs", "won", "--max-examples", "8", "--workers", "1"]
         else:
             command += ["--time-budget", str(given.time_budget), "--workers", str(given.workers)]
         if given.max_examples and not part.other_gpu:
@@ -240,8 +215,8 @@ def on_other_gpu(by: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """What is kept of a cell that was run in the context ``device`` alone, if it was tried there."""
     ((status, cases, shapes, *finding),) = by.values()
     if status == "fail" and finding[0] == "context":
-        return {OTHER_GPU: [status, cases, shapes, *finding]}
-    return {OTHER_GPU: ["pass", cases, shapes, {}]} if status in ("pass", "thin") else {}
+        return {page.OTHER_GPU: [status, cases, shapes, *finding]}
+    return {page.OTHER_GPU: ["pass", cases, shapes, {}]} if status in ("pass", "thin") else {}
 
 
 def claimed(package: Package, folder: Path, device: str) -> list[tuple[str, str, str]]:
@@ -277,7 +252,7 @@ def untried(package: Package, kept: dict[str, dict[str, list[Any]]]) -> list[Par
     parts: dict[tuple[str, str], tuple[str, ...]] = {}
     for cell, by in kept.items():
         right = [dtype for dtype, values in by.items() if values[0] in ("pass", "thin")]
-        if right and OTHER_GPU not in by:
+        if right and page.OTHER_GPU not in by:
             op, name = cell.split()
             parts[op, right[0]] = (*parts.get((op, right[0]), ()), name)
     return [Part(package, op, names, (dtype,), other_gpu=True) for (op, dtype), names in parts.items()]
@@ -413,7 +388,7 @@ def main() -> None:
     record = {"schema": SCHEMA, "environment": here, "profile": "quick", "seconds_a_cell": seconds}
     run(given, recorded, lambda packages: written(path, {**record, "packages": packages}))
     if not given.record:
-        page.PAGE.write_text(page.rendered(page.PAGE.read_text("utf-8")), encoding="utf-8")
+        page.write()
 
 
 if __name__ == "__main__":
