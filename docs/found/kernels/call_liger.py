@@ -27,6 +27,10 @@ def groupnorm(x, weight, bias, *, eps, groups):
     return LigerGroupNormFunction.apply(x, weight, bias, x.shape[1], groups, eps)
 
 
+def groupnorm_forward(x, weight, bias, *, eps, groups):
+    return groupnorm(x.detach(), weight.detach(), bias.detach(), eps=eps, groups=groups)
+
+
 def modulated(x, weight, bias, *, eps, scale, shift):
     from liger_kernel.ops.modulated_rms_norm import LigerModulatedRMSNormFunction
 
@@ -58,6 +62,7 @@ IMPLEMENTATIONS = (
         model={"sum": "rounded"},
     ),
     Implementation(name="liger", op="groupnorm", forward=groupnorm, biases=(True,)),
+    Implementation(name="liger_forward", op="groupnorm", forward=groupnorm_forward, biases=(True,)),
     *(
         [Implementation(name="liger", op="rmsnorm_modulate", forward=modulated, supports=short)]
         if find_spec("liger_kernel.ops.modulated_rms_norm")
