@@ -60,14 +60,20 @@ def failed(by: dict[str, list[Any]], cell: str) -> dict[str, list[list[Any]]]:
     return found
 
 
+def packages_of(entry: Entry) -> list[str]:
+    """The versions of a package that a defect or limit is of: the one that it names, and those that are as wrong."""
+    return [entry["package"], *entry.get("also", [])]
+
+
 def failures(of: Records, entry: Entry) -> list[tuple[str, str, list[Any]]]:
     """(record, cell, what is kept of it) of each failure that a defect or limit names."""
     found = []
     for name in RECORDS:
-        there: dict[str, list[list[Any]]] = {}
-        for cell, by in cells_of(of, name, entry["package"]).items():
-            there |= failed(by, cell)
-        found += [(name, cell, kept) for cell in entry["cells"] for kept in there.get(cell, [])]
+        for package in packages_of(entry):
+            there: dict[str, list[list[Any]]] = {}
+            for cell, by in cells_of(of, name, package).items():
+                there |= failed(by, cell)
+            found += [(name, cell, kept) for cell in entry["cells"] for kept in there.get(cell, [])]
     return found
 
 
@@ -76,16 +82,28 @@ def name_of(package: str) -> str:
     return package.rpartition("-")[0]
 
 
-def linked(package: str) -> str:
-    """A package with its version, as a link of docs/found.md to its page."""
-    return f"[{package}](found/{name_of(package)}.md)"
+def linked(*packages: str) -> str:
+    """A package with its versions, as a link of docs/found.md to its page."""
+    first, *others = packages
+    return f"[{', '.join((first, *(version_of(other) for other in others)))}](found/{name_of(first)}.md)"
+
+
+def version_of(package: str) -> str:
+    """The version alone."""
+    return package.rpartition("-")[2]
 
 
 def defects(of: Records) -> str:
     """One row a defect."""
     rows = ["| | package | what happens | cause | upstream |", "|--|--|--|--|--|"]
     for number, defect in enumerate(judged()["defect"], 1):
-        columns = (str(number), linked(defect["package"]), defect["what"], f"`{defect['cause']}`", defect["upstream"])
+        columns = (
+            str(number),
+            linked(*packages_of(defect)),
+            defect["what"],
+            f"`{defect['cause']}`",
+            defect["upstream"],
+        )
         rows.append(f"| {' | '.join(columns)} |")
     return "\n".join(rows)
 
@@ -104,7 +122,12 @@ def passed(of: Records) -> str:
         "|--|--|--|--|--|--|--|--|--|--|--|",
     ]
     record = of["h100"]["packages"]
-    numbers = {(d["package"], cell): n for n, d in enumerate(judged()["defect"], 1) for cell in d["cells"]}
+    numbers = {
+        (package, cell): number
+        for number, defect in enumerate(judged()["defect"], 1)
+        for package in packages_of(defect)
+        for cell in defect["cells"]
+    }
     for package in sorted(record, key=str.lower):
         for cell, by in sorted(record[package].get("cells", {}).items()):
             right = {dtype: kept for dtype, kept in by.items() if kept[0] in PASSED and dtype != OTHER_GPU}
@@ -229,9 +252,9 @@ def page(of: Records, name: str, versions: list[str]) -> Iterator[str]:
     yield f"# {name}"
     yield ""
     files = ", ".join(f"[call_{adapter}.py](kernels/call_{adapter}.py)" for adapter in sorted(adapters))
-    numbers = ", ".join(version.removeprefix(f"{name}-") for version in versions)
+    numbers = ", ".join(map(version_of, versions))
     yield f"Versions {numbers}, called by {files}. See [found](../found.md)."
-    own = [(n, d) for n, d in enumerate(judged()["defect"], 1) if d["package"] in versions]
+    own = [(n, d) for n, d in enumerate(judged()["defect"], 1) if {*packages_of(d)} & {*versions}]
     if own:
         yield from ("", "## Defects", "")
         for number, defect in own:
@@ -249,7 +272,7 @@ def page(of: Records, name: str, versions: list[str]) -> Iterator[str]:
 
 def _told(of: Records, number: int, defect: Entry) -> Iterator[str]:
     """A defect with the first case that showed it and what confirms it."""
-    yield f"- **{number}.** {defect['package']}: {defect['what']}"
+    yield f"- **{number}.** {', '.join(packages_of(defect))}: {defect['what']}"
     yield f"  Cause: `{defect['cause']}`. Upstream: {defect['upstream']}."
     found = failures(of, defect)
     if found:

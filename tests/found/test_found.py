@@ -55,7 +55,7 @@ def test_each_failed_cell_is_a_defect_or_a_limit_and_is_named_once() -> None:
         for cell, by in of.get("cells", {}).items()
         for name in PAGE.failed(by, cell)
     }
-    named = [(e["package"], cell) for e in DEFECTS + LIMITS for cell in e["cells"]]
+    named = [(package, cell) for e in DEFECTS + LIMITS for package in PAGE.packages_of(e) for cell in e["cells"]]
     assert sorted(named) == sorted(failed)
 
 
