@@ -11,7 +11,11 @@ from normcheck.result import SUMS
 Facts = dict[str, Any]
 """Name of a fact -> what a report says of it."""
 
+OTHER_GPU = "device"
+"""Key of a cell, beside its dtypes: how it did with another GPU than the current one."""
+
 SAME, HELD = "same", "held"
+PASSED = ("pass", "thin")
 MEASURED = ("again", "rows", "padding", "graph", "contexts", "configurations", "each_m")
 """The facts that are no convention."""
 
@@ -73,11 +77,11 @@ def _plain(why: str) -> str:
 
 def hoisted(by: dict[str, list[Any]]) -> dict[str, Any]:
     """A cell of the record with the facts that all of its dtypes share named once, as ``facts``."""
-    own = [kept[3] for kept in by.values() if isinstance(kept[-1], dict)]
+    own = [kept[3] for dtype, kept in by.items() if _is_right(dtype, kept)]
     shared = {key: value for key, value in own[0].items() if all(each.get(key) == value for each in own)} if own else {}
     rest: dict[str, Any] = {}
     for dtype, kept in by.items():
-        if isinstance(kept[-1], dict):
+        if _is_right(dtype, kept):
             left = {key: value for key, value in kept[3].items() if key not in shared}
             kept = [*kept[:3], left] if left else kept[:3]
         rest[dtype] = kept
@@ -89,6 +93,10 @@ def lowered(cell: dict[str, Any]) -> dict[str, list[Any]]:
     shared = cell.get("facts", {})
     by = {dtype: kept for dtype, kept in cell.items() if dtype != "facts"}
     return {
-        dtype: [*kept[:3], {**shared, **(kept[3] if len(kept) > 3 else {})}] if kept[0] in ("pass", "thin") else kept
+        dtype: [*kept[:3], {**shared, **(kept[3] if len(kept) > 3 else {})}] if _is_right(dtype, kept) else kept
         for dtype, kept in by.items()
     }
+
+
+def _is_right(dtype: str, kept: list[Any]) -> bool:
+    return kept[0] in PASSED and dtype != OTHER_GPU

@@ -41,6 +41,7 @@ sys.path.insert(0, str(HERE))
 
 import fingerprint  # noqa: E402
 import page  # noqa: E402
+from fingerprint import OTHER_GPU, PASSED  # noqa: E402
 from packages import PACKAGES, File, Package  # noqa: E402
 from shares import Share, shares  # noqa: E402
 
@@ -68,7 +69,7 @@ class Part:
     @property
     def label(self) -> str:
         """Its name among the logs."""
-        return "-".join(filter(None, (self.package.key, self.op, *self.dtypes, page.OTHER_GPU * self.other_gpu)))
+        return "-".join(filter(None, (self.package.key, self.op, *self.dtypes, OTHER_GPU * self.other_gpu)))
 
     @property
     def cells(self) -> int:
@@ -141,7 +142,7 @@ def verify(part: Part, folder: Path, given: argparse.Namespace, until: float, sh
             command += ["--impl", spec]
         command += ["--device", given.device, "--allow-thin", "--timeout", "60", "--report", f"json:{report}"]
         if part.other_gpu:
-            command += ["--context", page.OTHER_GPU, "--configs", "won", "--max-examples", "8", "--workers", "1"]
+            command += ["--context", OTHER_GPU, "--configs", "won", "--max-examples", "8", "--workers", "1"]
         else:
             command += ["--time-budget", str(given.time_budget), "--workers", str(given.workers)]
         if given.max_examples and not part.other_gpu:
@@ -150,7 +151,7 @@ def verify(part: Part, folder: Path, given: argparse.Namespace, until: float, sh
             command += ["--op", part.op]
         for dtype in part.dtypes or given.dtype:
             command += ["--dtype", dtype]
-        out, err = _ran(command, folder, scratch, until, share)
+        out, err = _ran(command, folder, scratch, until, share if part.other_gpu else share.with_one_gpu)
         if given.logs:
             given.logs.mkdir(parents=True, exist_ok=True)
             (given.logs / f"{part.label}.txt").write_text(out + err, encoding="utf-8")
@@ -215,8 +216,8 @@ def on_other_gpu(by: dict[str, list[Any]]) -> dict[str, list[Any]]:
     """What is kept of a cell that was run in the context ``device`` alone, if it was tried there."""
     ((status, cases, shapes, *finding),) = by.values()
     if status == "fail" and finding[0] == "context":
-        return {page.OTHER_GPU: [status, cases, shapes, *finding]}
-    return {page.OTHER_GPU: ["pass", cases, shapes, {}]} if status in ("pass", "thin") else {}
+        return {OTHER_GPU: [status, cases, shapes, *finding]}
+    return {OTHER_GPU: ["pass", cases, shapes]} if status in PASSED else {}
 
 
 def claimed(package: Package, folder: Path, device: str) -> list[tuple[str, str, str]]:
@@ -251,8 +252,8 @@ def untried(package: Package, kept: dict[str, dict[str, list[Any]]]) -> list[Par
     """The cells that passed in a dtype, the first of them, and have not been called beside another GPU."""
     parts: dict[tuple[str, str], tuple[str, ...]] = {}
     for cell, by in kept.items():
-        right = [dtype for dtype, values in by.items() if values[0] in ("pass", "thin")]
-        if right and page.OTHER_GPU not in by:
+        right = [dtype for dtype, values in by.items() if values[0] in PASSED]
+        if right and OTHER_GPU not in by:
             op, name = cell.split()
             parts[op, right[0]] = (*parts.get((op, right[0]), ()), name)
     return [Part(package, op, names, (dtype,), other_gpu=True) for (op, dtype), names in parts.items()]

@@ -10,20 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import fingerprint
+from fingerprint import OTHER_GPU, PASSED
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "found.md"
-RECORDS = {"h100": "GPU", "cpu": "CPU"}
-"""Record -> where it was made; in this order a defect's case is looked for."""
-
-OTHER_GPU = "device"
-"""Key of a cell, beside its dtypes: how it did with another GPU than the current one."""
-
-PASSED = ("pass", "thin")
+RECORDS = {"h200": "GPU", "h100": "GPU", "cpu": "CPU"}
+"""Record -> where it was made; in this order a defect's case is looked for. No dtype of a cell is in two of a GPU."""
 
 Records = dict[str, dict[str, Any]]
 Entry = dict[str, Any]
+Cells = dict[str, dict[str, list[Any]]]
 
 
 def read(path: Path) -> dict[str, Any]:
@@ -45,10 +42,19 @@ def judged() -> dict[str, list[Entry]]:
     return tomllib.loads((HERE / "defects.toml").read_text("utf-8"))
 
 
-def cells_of(of: Records, name: str, package: str) -> dict[str, dict[str, list[Any]]]:
+def cells_of(of: Records, name: str, package: str) -> Cells:
     """The cells of a package in a record."""
-    cells: dict[str, dict[str, list[Any]]] = of[name]["packages"].get(package, {}).get("cells", {})
+    cells: Cells = of[name]["packages"].get(package, {}).get("cells", {})
     return cells
+
+
+def cells_at(of: Records, place: str, package: str) -> Cells:
+    """The cells of a package in all records that were made on a GPU, or on a CPU."""
+    found: Cells = {}
+    for name in (name for name, there in RECORDS.items() if there == place):
+        for cell, by in cells_of(of, name, package).items():
+            found[cell] = {**by, **found.get(cell, {})}
+    return found
 
 
 def failed(by: dict[str, list[Any]], cell: str) -> dict[str, list[list[Any]]]:
@@ -116,23 +122,23 @@ def limits(of: Records) -> str:
 
 
 def passed(of: Records) -> str:
-    """The fingerprint of each cell that passed on a GPU in one dtype at least, the dtypes that did among it."""
+    """The fingerprint of each cell that has one, of the dtypes in which it passed."""
     rows = [
         "| package | op | name | dtypes | convention | again | other rows | padding | graph | other GPU | tuned |",
         "|--|--|--|--|--|--|--|--|--|--|--|",
     ]
-    record = of["h100"]["packages"]
+    packages = {package for name in RECORDS for package in of[name]["packages"]}
     numbers = {
         (package, cell): number
         for number, defect in enumerate(judged()["defect"], 1)
         for package in packages_of(defect)
         for cell in defect["cells"]
     }
-    for package in sorted(record, key=str.lower):
-        for cell, by in sorted(record[package].get("cells", {}).items()):
+    for package in sorted(packages, key=str.lower):
+        for cell, by in sorted(cells_at(of, "GPU", package).items()):
             right = {dtype: kept for dtype, kept in by.items() if kept[0] in PASSED and dtype != OTHER_GPU}
-            if not right:
-                continue
+            if not any(kept[3] for kept in right.values()):
+                continue  # of a run that did not keep them
             op, name = cell.split()
             dtypes = ", ".join(f"{dtype} (thin)" if kept[0] == "thin" else dtype for dtype, kept in right.items())
             wrong = numbers.get((package, f"{cell} {OTHER_GPU}"))
@@ -166,7 +172,7 @@ def columns_of(facts: list[fingerprint.Facts]) -> tuple[str, ...]:
 def conventions(of: Records) -> str:
     """One line for each value of a convention that stands in the table, in words."""
     found: dict[str, None] = {}
-    for package in of["h100"]["packages"].values():
+    for package in of["h200"]["packages"].values():
         for cell, by in package.get("cells", {}).items():
             for key, value in (
                 (k, v) for kept in by.values() for k, v in (kept[3].items() if _has_facts(kept) else ())
@@ -183,17 +189,18 @@ def _has_facts(kept: list[Any]) -> bool:
 def summary(of: Records) -> str:
     """How many defects, packages, and cells that passed."""
     entries = judged()["defect"]
-    packages = {name_of(package) for package in of["h100"]["packages"]}
+    packages = {name_of(package) for name in RECORDS for package in of[name]["packages"]}
     wrong = {name_of(entry["package"]) for entry in entries}
     lines = [f"- {len(entries)} defects in {len(wrong)} of {len(packages)} packages, each confirmed in plain torch."]
     for name, place in RECORDS.items():
         here = of[name]["environment"]
-        on = [
-            kept[0] for p in of[name]["packages"].values() for by in p.get("cells", {}).values() for kept in by.values()
-        ]
+        every = [by for package in of[name]["packages"].values() for by in package.get("cells", {}).values()]
+        on = [kept[0] for by in every for dtype, kept in by.items() if dtype != OTHER_GPU]
+        beside = [by[OTHER_GPU][0] for by in every if OTHER_GPU in by]
+        tried = f" Beside another GPU {beside.count('pass')} passed, {beside.count('fail')} failed." * bool(beside)
         lines.append(
             f"- {place} ({here['device']}; torch {here['torch']}, Triton {here['triton']}): {on.count('pass')} cells"
-            f" passed, {on.count('thin')} passed thin, {on.count('fail')} failed."
+            f" passed, {on.count('thin')} passed thin, {on.count('fail')} failed.{tried}"
         )
     return "\n".join(lines)
 
@@ -289,9 +296,9 @@ def _told(of: Records, number: int, defect: Entry) -> Iterator[str]:
 def _rows(of: Records, versions: Iterable[str]) -> Iterator[str]:
     """One row for each cell that passed: cases and shapes by dtype."""
     for version in versions:
-        there = {name: cells_of(of, name, version) for name in RECORDS}
-        for cell in sorted({each for cells in there.values() for each in cells}):
-            columns = [_cases(there[name].get(cell, {})) for name in RECORDS]
+        there = [cells_at(of, place, version) for place in ("GPU", "CPU")]
+        for cell in sorted({each for cells in there for each in cells}):
+            columns = [_cases(cells.get(cell, {})) for cells in there]
             if any(columns):
                 op, name = cell.split()
                 yield f"| {version} | {op} | {name} | {' | '.join(columns)} |"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 
@@ -13,6 +13,11 @@ class Share:
 
     cores: frozenset[int]
     gpus: tuple[str, ...]
+
+    @property
+    def with_one_gpu(self) -> Share:
+        """The same, without a GPU that is not the current one: a kernel that does not care for that is right there."""
+        return replace(self, gpus=self.gpus[:1])
 
 
 def shares(jobs: int) -> SimpleQueue[Share]:

@@ -221,27 +221,6 @@ def flashinfer_rms_norm_add_residual_launches_on_the_current_gpu() -> None:
     of_sum(call)
 
 
-@shows("qwen3-tts-triton-0.3.0", gpu=True)
-def qwen3_tts_rmsnorm_launches_on_the_current_gpu() -> None:
-    from qwen3_tts_triton.kernels.rms_norm import triton_rms_norm
-
-    launched_on_the_current_gpu(lambda x, w: triton_rms_norm(x, w, EPS), rms)
-
-
-@shows("qwen3-tts-triton-0.3.0", gpu=True)
-def qwen3_tts_fused_add_launches_on_the_current_gpu() -> None:
-    from qwen3_tts_triton.kernels.fused_norm_residual import triton_fused_add_rms_norm
-
-    of_sum(lambda x, w: triton_fused_add_rms_norm(x, x, w, EPS)[0])
-
-
-@shows("omnivoice-triton-0.1.0", gpu=True)
-def omnivoice_fused_add_launches_on_the_current_gpu() -> None:
-    from omnivoice_triton.kernels.fused_norm_residual import triton_fused_add_rms_norm
-
-    of_sum(lambda x, w: triton_fused_add_rms_norm(x, x, w, EPS)[0])
-
-
 @shows("conch-triton-kernels-1.3", gpu=True)
 def conch_fused_add_launches_on_the_current_gpu() -> None:
     from conch.ops.normalization.rms_norm import fused_add_rms_norm
@@ -276,16 +255,6 @@ def ply_launches_on_the_current_gpu() -> None:
     launched_on_the_current_gpu(call, rms)
 
 
-@shows("liger-kernel-0.8.0", gpu=True)
-def liger_groupnorm_launches_on_the_current_gpu() -> None:
-    from liger_kernel.ops.group_norm import LigerGroupNormFunction as Liger
-
-    def call(x: torch.Tensor, w: torch.Tensor) -> Any:
-        return Liger.apply(x[:, :, None].expand(-1, -1, 4).contiguous(), w, torch.zeros_like(w), 512, 1, EPS)[:, :, 0]
-
-    launched_on_the_current_gpu(call, lambda x, w: layer(x, w, torch.zeros_like(w)))
-
-
 @shows("liger-kernel-0.8.5", gpu=True)
 def liger_modulated_launches_on_the_current_gpu() -> None:
     from liger_kernel.ops.modulated_rms_norm import LigerModulatedRMSNormFunction as Liger
@@ -303,36 +272,3 @@ def attorch_launches_on_the_current_gpu() -> None:
 
     of_layer(lambda x, w, b, eps: LayerNormAutoGrad.apply(x, w, b, eps, False))
     launched_on_the_current_gpu(lambda x, w: RMSNormAutoGrad.apply(x, w, EPS), rms)
-
-
-BENCH = "TritonBench-G-603e28a"
-
-
-@shows(BENCH, gpu=True)
-def tritonbench_layer_norms_launch_on_the_current_gpu() -> None:
-    from fast_layernorm import Fast_Layernorm
-    from layer_norm_liger import LigerLayerNormFunction
-    from layer_norm_triton import layer_norm
-
-    of_layer(Fast_Layernorm.apply)
-    of_layer(LigerLayerNormFunction.apply)
-    of_layer(lambda x, w, b, eps: layer_norm(x, (x.shape[-1],), w, b, eps))
-
-
-@shows(BENCH, gpu=True)
-def tritonbench_rms_norms_launch_on_the_current_gpu() -> None:
-    from fast_rms_layernorm import Fast_RMS_Layernorm
-    from rmsnorm_fused import TritonLlamaRMSNorm
-    from rmsnorm_fused_llama import rmsnorm_forward
-    from rmsnorm_implementation import rmsnorm_wrapper
-    from rmsnorm_triton import rmsnorm_triton_wrapper
-
-    calls: tuple[Call, ...] = (
-        lambda x, w: Fast_RMS_Layernorm.apply(x, w, EPS),
-        lambda x, w: TritonLlamaRMSNorm(w, EPS)(x),
-        lambda x, w: rmsnorm_forward(x, w, EPS),
-        lambda x, w: rmsnorm_wrapper(x[None], w, EPS)[0],
-        lambda x, w: rmsnorm_triton_wrapper(x[None], w, EPS)[0],
-    )
-    for call in calls:
-        launched_on_the_current_gpu(call, rms)
