@@ -9,9 +9,9 @@ Packages come from PyPI by pip, files of repositories from GitHub at a commit, b
 ``--cache``, which is looked into first. Each package is run in processes of its own, with its folder on PYTHONPATH.
 
 ``--again`` runs the cells of the record that are thin, that ended in an error, or that are not in it. Of the two runs
-of a cell the one that says more is kept. With ``--within`` it can be called until nothing is left. Cells that run side
-by side have a GPU each, so ``--other-gpu``, which wants two, is a run of its own: one dtype of each cell that passed
-is tried in the context ``device``.
+of a cell the one that says more is kept. With ``--within`` it can be called until nothing is left. Each of the
+``--jobs`` has its own cores and one GPU, so ``--other-gpu``, which wants two, is a run of its own: one dtype of each cell
+that passed is tried in the context ``device``.
 """
 
 from __future__ import annotations

@@ -143,7 +143,7 @@ def passed(of: Records) -> str:
             dtypes = ", ".join(f"{dtype} (thin)" if kept[0] == "thin" else dtype for dtype, kept in right.items())
             wrong = numbers.get((package, f"{cell} {OTHER_GPU}"))
             beside = by.get(OTHER_GPU, ["not tried"])[0]
-            other = f"no: {wrong}" if wrong else {"pass": "yes", "thin": "yes"}.get(beside, beside)
+            other = f"no: {wrong}" if wrong else {"pass": "yes", "fail": "no"}.get(beside, beside)
             columns = (op, name, dtypes, *columns_of([kept[3] for kept in right.values()]))
             rows.append(f"| {linked(package)} | {' | '.join((*columns[:-1], other, columns[-1]))} |")
     return "\n".join(rows)
@@ -222,26 +222,27 @@ def not_run(of: Records) -> str:
     return "\n".join(lines)
 
 
-MADE = {
-    "summary": summary,
-    "defects": defects,
-    "limits": limits,
-    "fingerprints": passed,
-    "conventions": conventions,
-    "not run": not_run,
+TABLES = {
+    "Found with normcheck": summary,
+    "Defects": defects,
+    "Limits": limits,
+    "Fingerprints": passed,
+    "Conventions": conventions,
+    "What was not run": not_run,
 }
-"""What stands in a comment of the page, and what makes the table or list below it."""
+"""Headings, and what makes the table or list under each."""
+
+LINES = re.compile(r"^[|-][^\n]*(?:\n[|-][^\n]*)*$", re.MULTILINE)
 
 
 def rendered(text: str, of: Records) -> str:
-    """The page with the lines of each table or list below such a comment made anew. ValueError if there is none."""
-    for name, made in MADE.items():
-        mark = f"<!-- made: {name} -->\n"
-        before, found, rest = text.partition(mark)
-        if not found:
-            raise ValueError(f"comment={mark.strip()}: expected it in {PAGE.name}")
-        lines = "".join(f"{line}\n" for line in made(of).splitlines())
-        text = f"{before}{mark}{lines}" + re.sub(r"^(?:[|-][^\n]*\n)*", "", rest)
+    """The page with the first table or list under each of these headings made anew. ValueError if there is none."""
+    for heading, table in TABLES.items():
+        before, mark, rest = text.partition(f"# {heading}\n")
+        there = LINES.search(rest)
+        if not mark or not there:
+            raise ValueError(f"heading={heading!r}: expected it in {PAGE.name}, with a table or a list under it")
+        text = f"{before}{mark}{rest[: there.start()]}{table(of)}{rest[there.end() :]}"
     return text
 
 

@@ -142,6 +142,16 @@ def test_another_gpu_is_tried_with_one_dtype_that_passed() -> None:
     assert FOUND.on_other_gpu({"bf16": ["fail", 8, 2, "mismatch", "y", "case"]}) == {}
 
 
+def test_jobs_share_the_cores_and_begin_at_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    queue = FOUND.shares(3)
+    shares = [queue.get() for _ in range(3)]
+    assert [sorted(share.cores) for share in shares] == [[0, 1], [2, 3], [4, 5]]
+    assert [share.gpus for share in shares] == [("3", "5"), ("5", "3"), ("3", "5")]
+    assert shares[1].with_one_gpu.gpus == ("5",)
+
+
 def test_again_runs_what_is_thin_an_error_or_missing() -> None:
     cells = [("rmsnorm", name, dtype) for name in ("one", "two", "three") for dtype in ("fp16", "bf16", "fp32")]
     kept = {
