@@ -1,8 +1,8 @@
 """Runs normcheck on published norm kernels, records what it found, and writes the tables of docs/found.md.
 
     python docs/found/found.py --device cpu --max-examples 40
-    python docs/found/found.py --device cuda --workers 14
-    python docs/found/found.py --device cuda --again --jobs 3 --workers 3
+    python docs/found/found.py --device cuda --jobs 4 --workers 12
+    python docs/found/found.py --device cuda --again --jobs 4 --workers 3
     python docs/found/found.py --device cuda --other-gpu --jobs 12
 
 Packages come from PyPI by pip, files of repositories from GitHub at a commit, by their SHA-256. Both are kept in
@@ -10,8 +10,8 @@ Packages come from PyPI by pip, files of repositories from GitHub at a commit, b
 
 ``--again`` runs the cells of the record that are thin, that ended in an error, or that are not in it. Of the two runs
 of a cell the one that says more is kept. With ``--within`` it can be called until nothing is left. Each of the
-``--jobs`` has its own cores and one GPU, so ``--other-gpu``, which wants two, is a run of its own: one dtype of each cell
-that passed is tried in the context ``device``.
+``--jobs`` has its own cores and one GPU, so ``--other-gpu``, which wants two, is a run of its own: one dtype of each
+cell that passed is tried in the context ``device``.
 """
 
 from __future__ import annotations
@@ -307,7 +307,7 @@ def run(given: argparse.Namespace, recorded: dict[str, Any], keep: Callable[[dic
     def one(part: Part) -> tuple[str, dict[str, Any]]:
         share, began = free.get(), time.monotonic()
         if began >= until:
-            result = {"adapter": part.package.adapter, "not_run": "not finished"}
+            result: dict[str, Any] = {"adapter": part.package.adapter, "not_run": "not finished"}
         else:
             result = verify(part, given.cache / part.package.key, given, until, share)
         free.put(share)
@@ -366,7 +366,7 @@ def options() -> argparse.Namespace:
     parser.add_argument("--time-budget", type=float, default=5, help="seconds a cell")
     parser.add_argument("--max-examples", type=int, help="cases a cell; default: all that the profile wants")
     parser.add_argument("--workers", type=int, default=1, help="cells of a package side by side")
-    parser.add_argument("--jobs", type=int, default=1, help="parts of packages side by side")
+    parser.add_argument("--jobs", type=int, default=1, help="parts of packages side by side, one for each GPU")
     parser.add_argument("--within", type=float, help="seconds after which all is stopped; what was finished is kept")
     parser.add_argument("--record", type=Path, help="JSON file to write, or to renew with --only or --again")
     parser.add_argument("--logs", type=Path, help="folder for normcheck's output and whole reports")

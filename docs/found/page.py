@@ -142,8 +142,8 @@ def passed(of: Records) -> str:
             op, name = cell.split()
             dtypes = ", ".join(f"{dtype} (thin)" if kept[0] == "thin" else dtype for dtype, kept in right.items())
             wrong = numbers.get((package, f"{cell} {OTHER_GPU}"))
-            beside = by.get(OTHER_GPU, ["not tried"])[0]
-            other = f"no: {wrong}" if wrong else {"pass": "yes", "fail": "no"}.get(beside, beside)
+            beside = by.get(OTHER_GPU, [""])[0]
+            other = f"no: {wrong}" if wrong else {"pass": "yes", "fail": "no"}.get(beside, "not tried")
             columns = (op, name, dtypes, *columns_of([kept[3] for kept in right.values()]))
             rows.append(f"| {linked(package)} | {' | '.join((*columns[:-1], other, columns[-1]))} |")
     return "\n".join(rows)

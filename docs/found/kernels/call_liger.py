@@ -64,7 +64,7 @@ IMPLEMENTATIONS = (
     Implementation(name="liger", op="groupnorm", forward=groupnorm, biases=(True,)),
     Implementation(name="liger_forward", op="groupnorm", forward=groupnorm_forward, biases=(True,)),
     *(
-        [Implementation(name="liger", op="rmsnorm_modulate", forward=modulated, supports=short)]
+        [Implementation(name="liger", op="rmsnorm_modulate", forward=modulated, supports=short, deterministic=False)]
         if find_spec("liger_kernel.ops.modulated_rms_norm")
         else ()
     ),
