@@ -132,6 +132,7 @@ PACKAGES = (
     Package("unsloth", "2026.10.9", "unsloth", beside=("transformers==5.17.0",), needs=True),
     Package("sglang", "0.5.23", "sglang"),
     Package("flashinfer-python", "0.7.2.post1", "flashinfer"),
+    Package("flashlib", "0.4.0", "flashlib"),
     Package("timm", "1.0.31", "modules"),
     Package("transformers", "5.17.0", "modules", needs=True),
     Package("attorch", "67c2772", "attorch", files=_ATTORCH),

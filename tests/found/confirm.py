@@ -7,6 +7,7 @@ import sys
 
 import confirm_benchmarks
 import confirm_device
+import confirm_groups
 import confirm_inference
 import confirm_training
 from exact import PACKAGE
@@ -14,7 +15,7 @@ from exact import PACKAGE
 __all__ = ["PACKAGE"]
 
 if __name__ == "__main__":
-    for module in (confirm_benchmarks, confirm_device, confirm_inference, confirm_training):
+    for module in (confirm_benchmarks, confirm_device, confirm_groups, confirm_inference, confirm_training):
         if hasattr(module, sys.argv[1]):
             getattr(module, sys.argv[1])()
     print("confirmed", flush=True)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from exact import error, hollow, layer, numbers, on_another_gpu, rms, shows
+from exact import bare, error, hollow, layer, numbers, on_another_gpu, rms, shows
 
 EPS = 1e-5
 Call = Callable[[Any, Any], Any]
@@ -160,3 +160,115 @@ def dlblas_rmsnorm_launches_on_the_current_gpu() -> None:
     from dlblas.kernels.rms_norm import rms_norm
 
     launched_on_the_current_gpu(lambda x, w: rms_norm(x, w, EPS), rms)
+
+
+@shows("flashlib-0.4.0", gpu=True)
+def flashlib_rmsnorm_launches_on_the_current_gpu() -> None:
+    hollow("flashlib", "kernels", "kernels.norm", "kernels.norm.triton")
+    from flashlib.kernels.norm.triton.norm import flash_rmsnorm
+
+    launched_on_the_current_gpu(lambda x, w: flash_rmsnorm(x, w, EPS), rms)
+
+
+@shows("flashlib-0.4.0", gpu=True)
+def flashlib_layernorm_launches_on_the_current_gpu() -> None:
+    hollow("flashlib", "kernels", "kernels.norm", "kernels.norm.triton")
+    from flashlib.kernels.norm.triton.norm import flash_layernorm
+
+    of_layer(flash_layernorm)
+
+
+@shows("sglang-0.5.23", gpu=True)
+def sglang_fused_rmsnorm_launches_on_the_current_gpu() -> None:
+    hollow("sglang", "kernels", "kernels.ops", "kernels.ops.layernorm", "srt")
+    bare("sglang.srt.utils", is_hip=lambda: False)
+    from sglang.kernels.ops.layernorm.fused_rmsnorm import fused_rmsnorm
+
+    launched_on_the_current_gpu(lambda x, w: fused_rmsnorm(x, w, EPS), rms)
+
+
+@shows("sglang-0.5.23", gpu=True)
+def sglang_h3_vae_rmsnorm_launches_on_the_current_gpu() -> None:
+    hollow("sglang", "kernels", "kernels.ops", "kernels.ops.diffusion", "kernels.ops.diffusion.norm")
+    from sglang.kernels.ops.diffusion.norm.h3_vae_fused_norm import h3_vae_rmsnorm
+
+    launched_on_the_current_gpu(lambda x, w: h3_vae_rmsnorm(x, w, EPS), rms)
+
+
+@shows("flashinfer-python-0.7.2.post1", gpu=True)
+def flashinfer_rms_norm_launches_on_the_current_gpu() -> None:
+    hollow("flashinfer", "triton")
+    from flashinfer.triton.norm import rms_norm
+
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = torch.empty_like(x)
+        rms_norm(x, w, y, EPS)
+        return y
+
+    launched_on_the_current_gpu(call, rms)
+
+
+@shows("flashinfer-python-0.7.2.post1", gpu=True)
+def flashinfer_rms_norm_add_residual_launches_on_the_current_gpu() -> None:
+    hollow("flashinfer", "triton")
+    from flashinfer.triton.norm import rms_norm_add_residual
+
+    def call(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        y = x.clone()
+        rms_norm_add_residual(y, x.clone(), w, EPS)
+        return y
+
+    of_sum(call)
+
+
+@shows("conch-triton-kernels-1.3", gpu=True)
+def conch_fused_add_launches_on_the_current_gpu() -> None:
+    from conch.ops.normalization.rms_norm import fused_add_rms_norm
+
+    of_sum(lambda x, w: fused_add_rms_norm(x.clone(), x.clone(), w, EPS)[0])
+
+
+@shows("lmdeploy-0.18.0", gpu=True)
+def lmdeploy_rmsnorm_of_a_sum_launches_on_the_current_gpu() -> None:
+    hollow("lmdeploy", "pytorch", "pytorch.kernels", "pytorch.kernels.cuda")
+    from lmdeploy.pytorch.kernels.cuda.rms_norm import rms_norm
+
+    of_sum(lambda x, w: rms_norm(x, w, EPS, residual=x)[0])
+
+
+@shows("cuda-triton-multiarch-0.1.3", gpu=True)
+def multiarch_launches_on_the_current_gpu() -> None:
+    from kernels.rmsnorm import rmsnorm_triton
+
+    launched_on_the_current_gpu(lambda x, w: rmsnorm_triton(x, w, EPS), rms)
+
+
+@shows("ply-ai-1.0.5", gpu=True)
+def ply_launches_on_the_current_gpu() -> None:
+    from ply.rmsnorm import PlyRMSNorm
+
+    def call(x: torch.Tensor, w: torch.Tensor) -> Any:
+        norm = PlyRMSNorm(x.shape[-1], EPS)
+        norm.weight = torch.nn.Parameter(w, requires_grad=False)
+        return norm(x)
+
+    launched_on_the_current_gpu(call, rms)
+
+
+@shows("liger-kernel-0.8.5", gpu=True)
+def liger_modulated_launches_on_the_current_gpu() -> None:
+    from liger_kernel.ops.modulated_rms_norm import LigerModulatedRMSNormFunction as Liger
+
+    zeros = torch.zeros(1, 512, device="cuda")
+    launched_on_the_current_gpu(
+        lambda x, w: Liger.apply(x, w, zeros.to(x.device), zeros.to(x.device), EPS, 0.0, "llama", False), rms
+    )
+
+
+@shows("attorch-67c2772", gpu=True)
+def attorch_launches_on_the_current_gpu() -> None:
+    from attorch.layer_norm_layer import LayerNormAutoGrad
+    from attorch.rms_norm_layer import RMSNormAutoGrad
+
+    of_layer(lambda x, w, b, eps: LayerNormAutoGrad.apply(x, w, b, eps, False))
+    launched_on_the_current_gpu(lambda x, w: RMSNormAutoGrad.apply(x, w, EPS), rms)

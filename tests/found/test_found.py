@@ -26,36 +26,36 @@ def loaded(path: Path) -> ModuleType:
     return module
 
 
-PAGE = loaded(ROOT / "docs" / "found" / "page.py")
 FOUND = loaded(ROOT / "docs" / "found" / "found.py")
 sys.path.remove(str(FOUND.HERE))
-PACKAGES = FOUND.PACKAGES
+PAGE, PACKAGES = FOUND.page, FOUND.PACKAGES
 sys.path.insert(0, str(CONFIRMATIONS.parent))
 PACKAGE_OF: dict[str, tuple[str, bool]] = loaded(CONFIRMATIONS).PACKAGE
 sys.path.remove(str(CONFIRMATIONS.parent))
-RECORDS, JUDGED = PAGE.records(), PAGE.judged()
-DEFECTS = JUDGED["defect"] + JUDGED["unrecorded"]
+RECORDS, DEFECTS, LIMITS = PAGE.records(), PAGE.judged()["defect"], PAGE.judged()["limit"]
 
 
-def test_the_page_has_the_tables_of_the_records() -> None:
+def test_the_pages_have_the_tables_of_the_records() -> None:
     text = PAGE.PAGE.read_text("utf-8")
-    assert PAGE.rendered(text) == text, "python docs/found/page.py writes them anew"
+    assert PAGE.rendered(text, RECORDS) == text, "python docs/found/page.py writes them anew"
+    there = {path.name: path.read_text("utf-8") for path in (ROOT / "docs" / "found").glob("*.md")}
+    assert PAGE.pages(RECORDS) == there, "python docs/found/page.py writes them anew; what is too many goes"
 
 
 def test_there_are_enough_defects_in_enough_packages() -> None:
-    assert len(JUDGED["defect"]) >= 25
-    assert len({defect["package"].rpartition("-")[0] for defect in JUDGED["defect"]}) >= 12
+    assert len(DEFECTS) >= 75
+    assert len({PAGE.name_of(defect["package"]) for defect in DEFECTS}) >= 20
 
 
 def test_each_failed_cell_is_a_defect_or_a_limit_and_is_named_once() -> None:
     failed = {
-        (package, cell)
+        (package, name)
         for record in RECORDS.values()
         for package, of in record["packages"].items()
         for cell, by in of.get("cells", {}).items()
-        if any(kept[0] == "fail" for kept in by.values())
+        for name in PAGE.failed(by, cell)
     }
-    named = [(e["package"], cell) for e in JUDGED["defect"] + JUDGED["limit"] for cell in e["cells"]]
+    named = [(package, cell) for e in DEFECTS + LIMITS for package in PAGE.packages_of(e) for cell in e["cells"]]
     assert sorted(named) == sorted(failed)
 
 
@@ -66,15 +66,90 @@ def test_each_defect_is_confirmed_and_each_confirmation_is_of_a_defect() -> None
 
 
 def test_the_records_are_of_the_packages_that_are_installed_today() -> None:
-    """What came after the records has defects without a case line."""
-    later = {defect["package"] for defect in JUDGED["unrecorded"]}
-    on_a_gpu = {**RECORDS["h200"]["packages"], **RECORDS["h100"]["packages"]}
-    for packages in (on_a_gpu, RECORDS["h100"]["packages"], RECORDS["cpu"]["packages"]):
-        assert set(packages) <= {package.key for package in PACKAGES}
-    for package in PACKAGES:
-        assert (ROOT / "docs" / "found" / "kernels" / f"call_{package.adapter}.py").is_file()
-        for packages in (on_a_gpu, RECORDS["cpu"]["packages"]):
-            assert package.key in later or packages[package.key]["adapter"] == package.adapter
+    known = {package.key: package.adapter for package in PACKAGES}
+    on_a_gpu = (set(RECORDS[name]["packages"]) for name, place in PAGE.RECORDS.items() if place == "GPU")
+    assert set().union(*on_a_gpu) == set(known)
+    for record in RECORDS.values():
+        assert {key: of["adapter"] for key, of in record["packages"].items()}.items() <= known.items()
+    for adapter in known.values():
+        assert (ROOT / "docs" / "found" / "kernels" / f"call_{adapter}.py").is_file()
+
+
+def test_a_record_that_is_written_is_read_as_it_was(tmp_path: Path) -> None:
+    """Facts that all dtypes of a cell share stand in it once."""
+    cells = {
+        "rmsnorm one": {
+            "fp16": ["pass", 300, 20, {"again": "same", "sum": "exact"}],
+            "fp32": ["thin", 9, 3, {"again": "same"}],
+            "device": ["fail", 8, 2, "context", "y", "case"],
+        },
+        "rmsnorm two": {"fp16": ["fail", 1, 1, "mismatch", "y", "case"]},
+    }
+    record = {
+        "schema": FOUND.SCHEMA,
+        "environment": {},
+        "profile": "quick",
+        "seconds_a_cell": 5,
+        "packages": {"a-1": {"adapter": "a", "cells": cells}, "b-1": {"adapter": "b", "not_run": "why"}},
+    }
+    FOUND.written(tmp_path / "record.json", record)
+    assert PAGE.read(tmp_path / "record.json") == record
+    assert (tmp_path / "record.json").read_text("utf-8").count("again") == 1
+
+
+def test_a_fingerprint_says_what_a_report_says() -> None:
+    words = "norms the sum in fp32, before it is stored, as flashinfer and quack do"
+    verdict = {
+        "op": "fused_add_rmsnorm",
+        "notes": ["another note", words],
+        "model": {},
+        "repeats": {"y": {"differ": 0, "cases": 9}, "dw": {"differ": 2, "cases": 9}},
+        "invariance": {"y": {"differ": 0, "cases": 4}, "dw": {"differ": 1, "cases": 4}},
+        "contexts": {
+            "device": {"status": "not tried", "cases": 0, "why": "one GPU"},
+            "graph": {"status": "held", "cases": 3, "why": ""},
+            "autocast": {"status": "told", "cases": 1, "why": "another  dtype"},
+            "stream": {"status": "held", "cases": 3, "why": ""},
+        },
+        "configurations": {"judged": 11, "allowed": 12, "cannot": {}, "why": "time"},
+        "ran": [{"built": None}, {"built": 1}, {"built": 2}],
+    }
+    facts = FOUND.fingerprint.facts(verdict)
+    assert facts == {
+        "sum": "exact",
+        "again": "dw",
+        "rows": "same",
+        "padding": "dw",
+        "graph": "held",
+        "contexts": {"autocast": "another dtype"},
+        "configurations": "11/12",
+        "each_m": True,
+    }
+    assert FOUND.fingerprint.in_words("fused_add_rmsnorm", "sum", "exact") == words
+    columns = PAGE.columns_of([facts, {"again": "same", "graph": "held", "configurations": "12/12"}])
+    assert columns == ("sum=exact", "dw differ", "same", "dw differ", "yes", "23/24, each M is compiled")
+
+
+def test_another_gpu_is_tried_with_one_dtype_that_passed() -> None:
+    kept = {
+        "rmsnorm one": {"fp16": ["fail", 1, 1, "mismatch", "y", ""], "bf16": ["thin", 3, 2, {}]},
+        "rmsnorm two": {"fp16": ["pass", 300, 20, {}], "device": ["pass", 8, 2, {}]},
+        "rmsnorm three": {"fp16": ["error", 0, 0, "no memory"]},
+    }
+    (part,) = FOUND.untried(PACKAGES[0], kept)
+    assert (part.op, part.names, part.dtypes, part.other_gpu) == ("rmsnorm", ("one",), ("bf16",), True)
+    assert FOUND.on_other_gpu({"bf16": ["fail", 8, 2, "context", "y", "case"]})["device"][0] == "fail"
+    assert FOUND.on_other_gpu({"bf16": ["fail", 8, 2, "mismatch", "y", "case"]}) == {}
+
+
+def test_jobs_share_the_cores_and_begin_at_another_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(7)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,5")
+    queue = FOUND.shares(3)
+    shares = [queue.get() for _ in range(3)]
+    assert [sorted(share.cores) for share in shares] == [[0, 1], [2, 3], [4, 5]]
+    assert [share.gpus for share in shares] == [("3", "5"), ("5", "3"), ("3", "5")]
+    assert shares[1].with_one_gpu.gpus == ("5",)
 
 
 def test_again_runs_what_is_thin_an_error_or_missing() -> None:

@@ -24,7 +24,7 @@ IMPLEMENTATIONS = (
     Implementation(name="conch_packed", op="rmsnorm_gemma", forward=gemma, overwrites=("x",), strided=False),
     Implementation(
         name="conch",
-        op="fused_add_rmsnorm",
+        op="fused_add_rmsnorm_llama",
         forward=fused_add,
         overwrites=("x", "residual"),
         strided=False,

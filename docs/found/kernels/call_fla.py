@@ -1,4 +1,7 @@
-"""flash-linear-attention, and its fork of RWKV: ``layer_norm`` and ``rms_norm``, with a residual too."""
+"""flash-linear-attention, and its fork of RWKV: ``layer_norm``, ``rms_norm`` with a residual or a gate, ``l2_norm``."""
+
+from call_gates import IMPLEMENTATIONS as GATED
+from call_lengths import IMPLEMENTATIONS as BY_LENGTH
 
 from normcheck import Implementation
 
@@ -36,4 +39,6 @@ IMPLEMENTATIONS = (
     Implementation(
         name="fla_fp32_residual", op="fused_add_rmsnorm", forward=fused_add, residual_dtypes=("io", "fp32"), **ANY
     ),
+    *GATED,
+    *(one for one in BY_LENGTH if one.name == "fla_l2"),
 )

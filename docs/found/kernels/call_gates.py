@@ -10,7 +10,10 @@ from normcheck import Implementation
 found = []
 
 if find_spec("fla"):
-    from fla.modules.norm.fused_norm_gate import rms_norm_gated
+    try:
+        from fla.modules.norm.fused_norm_gate import rms_norm_gated
+    except ImportError:  # before 0.6
+        from fla.modules.fused_norm_gate import rms_norm_gated
 
     def of_fla(activation):
         def forward(x, weight, bias, *, eps, gate):

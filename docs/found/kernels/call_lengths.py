@@ -14,7 +14,10 @@ def normalize(x, weight, bias, *, eps):
 found = [("torch_normalize", normalize)]
 
 if find_spec("fla"):
-    from fla.modules.l2norm import l2_norm
+    try:
+        from fla.modules.norm.l2norm import l2_norm
+    except ImportError:  # before 0.6
+        from fla.modules.l2norm import l2_norm
 
     def of_fla(x, weight, bias, *, eps):
         return l2_norm(x, eps)

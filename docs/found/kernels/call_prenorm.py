@@ -14,6 +14,7 @@ from normcheck import Implementation
 PACKAGE = "flash_attn" if find_spec("flash_attn") else "mamba_ssm"
 SPEC = find_spec(PACKAGE)
 sys.modules[PACKAGE] = ModuleType(PACKAGE)
+sys.modules[PACKAGE].__spec__ = SPEC
 sys.modules[PACKAGE].__path__ = list(SPEC.submodule_search_locations)
 
 
@@ -58,6 +59,6 @@ IMPLEMENTATIONS = (
     *(
         [Implementation(name="flash_attn_residual_out", op="fused_add_rmsnorm", forward=fused_add_into, **ANY)]
         if PACKAGE == "flash_attn"
-        else ()
+        else import_module("call_gates").IMPLEMENTATIONS
     ),
 )

@@ -46,4 +46,13 @@ IMPLEMENTATIONS = (
     Implementation(name="quack", op="fused_add_rmsnorm", forward=partial(fused_add, 0.0), **EVEN),
     Implementation(name="quack", op="fused_add_rmsnorm_gemma", forward=partial(fused_add, 1.0), **EVEN),
     Implementation(name="quack", op="layernorm", forward=layernorm, unavailable=gpu, supports=fp32_weight),
+    *(
+        Implementation(name="quack_packed", op=op, forward=forward, strided=False, **EVEN)
+        for op, forward in (
+            ("rmsnorm", partial(rmsnorm, 0.0)),
+            ("rmsnorm_gemma", partial(rmsnorm, 1.0)),
+            ("fused_add_rmsnorm", partial(fused_add, 0.0)),
+            ("fused_add_rmsnorm_gemma", partial(fused_add, 1.0)),
+        )
+    ),
 )

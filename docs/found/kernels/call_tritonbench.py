@@ -115,6 +115,9 @@ IMPLEMENTATIONS = (
     Implementation(name="layer_norm_liger_gradients", forward=liger, **LAYER | ONE | POWERS | GPU),
     Implementation(name="layer_norm_triton", forward=tutorial, unavailable=no_list, **LAYER),
     Implementation(name="layer_norm_triton_packed", forward=tutorial, unavailable=no_list, **LAYER | PACKED | ONE),
+    Implementation(
+        name="layer_norm_triton_forward", forward=forward_only(tutorial), unavailable=no_list, **LAYER | ONE
+    ),
     Implementation(name="layer_norm_ops", forward=one_pass, backward=one_pass_backward, **LAYER | GPU | TUNED),
     Implementation(name="rms_norm_triton", op="rmsnorm_llama", forward=rms, **GPU),
     Implementation(name="rmsnorm_fused", forward=fused, **RMS),

@@ -19,5 +19,5 @@ def fused_add(x, weight, bias, *, eps, residual):
 
 IMPLEMENTATIONS = (
     Implementation(name=PACKAGE, op="rmsnorm_llama", forward=llama),
-    Implementation(name=PACKAGE, op="fused_add_rmsnorm", forward=fused_add, weight_dtypes=("io",)),
+    Implementation(name=PACKAGE, op="fused_add_rmsnorm_llama", forward=fused_add, weight_dtypes=("io",)),
 )

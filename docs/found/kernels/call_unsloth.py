@@ -23,7 +23,8 @@ HERE = Path(importlib.util.find_spec("unsloth").submodule_search_locations[0])
 
 def own(path, *wanted):
     """The functions of that file that are wanted, its plain constants among their globals, as they stand in it."""
-    names = {"torch_gpu_device": lambda _: nullcontext(), "_NORM_ARCH_WARPS": False}
+    guard = torch.cuda.device if torch.cuda.device_count() > 1 else lambda _: nullcontext()  # as in that file
+    names = {"torch_gpu_device": guard, "_NORM_ARCH_WARPS": False}
     for node in ast.parse(path.read_text(encoding="utf-8")).body:
         constant = isinstance(node, (ast.Assign, ast.AnnAssign)) and isinstance(node.value, ast.Constant)
         if constant or (isinstance(node, ast.FunctionDef) and node.name in wanted):
@@ -42,7 +43,7 @@ def bare(name, folder, **names):
 
 UTILS = own(HERE / "kernels" / "utils.py", "calculate_settings", "norm_num_warps")
 UTILS.update(triton=triton, next_power_of_2=triton.next_power_of_2, torch=torch, functools=functools)
-bare("unsloth", HERE, DEVICE_TYPE="cuda", DEVICE_COUNT=1)
+bare("unsloth", HERE, DEVICE_TYPE="cuda", DEVICE_COUNT=torch.cuda.device_count())
 bare("unsloth.kernels", HERE / "kernels")
 if (HERE / "kernels" / "indexing.py").is_file():
     UTILS["long_indexing"] = importlib.import_module("unsloth.kernels.indexing").long_indexing
