@@ -21,6 +21,7 @@ from normcheck.cases.dtypes import DTYPES, named
 from normcheck.cases.ops import OPS, with_residual
 from normcheck.checks.cell import Cell
 from normcheck.checks.contexts import UNTRIED
+from normcheck.contexts.later import note_state
 from normcheck.errors import UsageError, check_names, one_line, one_of, shown
 from normcheck.gate.decision import Terms, concluded
 from normcheck.gate.engine import verdict_of
@@ -260,6 +261,7 @@ def _left_as_it_was(device: str) -> Iterator[None]:
         with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad(), poisoned_memory():
             torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
             torch.set_default_dtype(torch.float32)
+            note_state()
             yield
     finally:
         torch.set_num_threads(threads)

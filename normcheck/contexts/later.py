@@ -1,9 +1,12 @@
-"""The context ``again``: what happens to a graph, a gradient and a result after the call that made it."""
+"""The context ``again``: what happens to a graph, a gradient, a result and torch's own state after the call."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
+
+import torch
 
 from normcheck.cases.inputs import Inputs
 from normcheck.contexts.kernel import Kernel, Prevented, Step, both, copied
@@ -12,9 +15,28 @@ from normcheck.errors import Broken
 _FURTHER_CALLS = 12
 _LATE_SECONDS = 0.05
 
+_STATE: Mapping[str, Callable[[], object]] = MappingProxyType(
+    {
+        "torch.get_default_dtype()": torch.get_default_dtype,
+        "torch.get_default_device()": torch.get_default_device,
+        "torch.is_grad_enabled()": torch.is_grad_enabled,
+        "torch.initial_seed()": torch.initial_seed,  # as manual_seed sets it: a random number that is drawn leaves it
+    }
+)
+"""What a call must leave as it is: all that the caller computes afterwards hangs on it."""
+
+_before: dict[str, object] = {}
+
+
+def note_state(*, anew: bool = True) -> None:
+    """Note torch's state before the first call of a kernel; not ``anew``: unless that of one before it was noted."""
+    if anew or not _before:
+        _before.update((name, value()) for name, value in _STATE.items())
+
 
 def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
-    """A result looked at again; two micro-batches; a second backward. ``second`` has the weight and bias of ``first``.
+    """torch's state, and a result looked at again; two micro-batches; a second backward. ``second`` has the weight and
+    bias of ``first``.
 
     A second backward that raises is loud, and no wrong result: then it could not be tried. So it comes last.
     """
@@ -22,6 +44,10 @@ def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     for _ in range(_FURTHER_CALLS):
         both(kernel, copied(second))
     time.sleep(max(0.0, _LATE_SECONDS - (time.perf_counter() - begun)))
+    changed = [f"{name} is {_STATE[name]()}, and was {was}" for name, was in _before.items() if _STATE[name]() != was]
+    if changed:
+        note_state()  # the next kernel in this process is not blamed for it
+        raise Broken("exception", "", f"after its calls {'; '.join(changed)} before the first one")
     yield Step(f"when it is looked at again after {_FURTHER_CALLS} further calls", (0,), kept)
     if not kernel.by_autograd:
         return

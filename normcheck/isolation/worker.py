@@ -15,6 +15,7 @@ import torch
 
 from normcheck.cases.case_line import parsed
 from normcheck.cases.declared import rules
+from normcheck.contexts.later import note_state
 from normcheck.errors import (
     Broken,
     ImportFailed,
@@ -145,6 +146,7 @@ def _choose(state: State, message: Message) -> Message:
     for i in state.found:
         if (i.name, i.op) == (message["name"], message["op"]):
             state.implementation = i
+            note_state()
             return {}
     raise UsageError(f"impl={message['name']}: expected it in the file, as when the run began; run it again")
 

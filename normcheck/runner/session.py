@@ -15,6 +15,7 @@ from typing import Protocol, Self
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
+from normcheck.contexts.later import note_state
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.kernels import configurations
 from normcheck.impls.kernels.configurations import Configuration
@@ -109,6 +110,7 @@ class LocalSession:
     def __init__(self, implementation: Implementation) -> None:
         self._implementation = implementation
         self._eager_before, self._graphs_before = compiled.eager_calls(), compiled.graphs()
+        note_state(anew=False)
 
     @property
     def eager_calls(self) -> int:

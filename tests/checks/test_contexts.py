@@ -90,6 +90,30 @@ def test_an_exception_in_a_context_is_a_finding_of_that_context() -> None:
     assert "no inference today" in found.message and found.traceback
 
 
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("torch.manual_seed(0)", "torch.initial_seed() is 0"),
+        ("torch.set_default_dtype(torch.float64)", "torch.get_default_dtype() is torch.float64"),
+        ("torch.rand(3)", ""),
+        ("with torch.random.fork_rng(): torch.manual_seed(0)", ""),
+    ],
+)
+def test_a_call_that_leaves_another_state_of_torch_is_found(line: str, told: str) -> None:
+    def leaves(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        exec(line)
+        return kernels.RIGHT["right"](x, weight, bias, eps=eps)
+
+    torch.set_default_dtype(torch.float64)  # the caller's
+    try:
+        found = judged(leaves, "again").failure
+    finally:
+        torch.set_default_dtype(torch.float32)
+    assert (found is None) == (not told)
+    if found is not None:
+        assert (found.kind, found.check) == (CONTEXT, "again") and told in found.message
+
+
 def test_a_context_for_which_memory_is_missing_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared memory that was there for the case may be another cell's by then."""
 
