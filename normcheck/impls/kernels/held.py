@@ -268,7 +268,7 @@ def held_gradients_kernel(
                 second = dx
             if gate_ptr is not None:
                 more_dgate = more_dgate + (dgate[i] + dx * source,)
-                dx *= gl.load(gate_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
+                dx = dx * gl.load(gate_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
             if dresidual_ptr is not None:
                 gl.store(dresidual_ptr + row * N + cols, second.to(dresidual_ptr.dtype.element_ty), mask=cols < N)
             gl.store(dx_ptr + row * N + cols, dx.to(dx_ptr.dtype.element_ty), mask=cols < N)

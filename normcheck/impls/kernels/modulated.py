@@ -32,6 +32,7 @@ from normcheck.impls.kernels import backward as plain_backward
 from normcheck.impls.kernels import forward as plain_forward
 from normcheck.impls.kernels.backward import TILES, WIDE, load_statistics, sum_groups
 from normcheck.impls.kernels.forward import load_sum, load_tile
+from normcheck.impls.kernels.gated import TILES as GATED_TILES
 from normcheck.impls.kernels.holds import Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
 from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, loading, tile, turns
@@ -47,6 +48,9 @@ FEW_ROWS = 16
 
 MOST_HELD = 65535
 """Samples whose rows are held in the backward: so many programs a grid has along its second axis."""
+
+LOADED = 3
+"""What is loaded in each turn of the gradients' loop: x, dy and scale; as many more after a residual."""
 
 _COUNTS = (*ROW_COUNTS, "S", "B")
 
@@ -232,7 +236,8 @@ def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
 
 @cache
 def _gradients_tile(M: int, N: int, *, on_gpu: bool, max_block: int, itemsize: int, loaded: int) -> Tile:
-    t = tile(M, N, on_gpu=on_gpu, elements=2 * ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+    chosen = TILES if loaded == LOADED else GATED_TILES
+    t = tile(M, N, on_gpu=on_gpu, elements=2 * ELEMENTS, max_block=max_block, chosen=chosen, wide=WIDE)
     return loading(t, loaded, itemsize)
 
 
@@ -318,7 +323,7 @@ def backward(
     S, rstd, mean = M // B, rstd.contiguous(), None if mean is None else mean.contiguous()
     rows, by_sample = [matrix for matrix in (dy, x, added, source) if matrix is not None], few_rows <= S
     itemsize = max(matrix.element_size() for matrix in rows)
-    t = _gradients_tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=itemsize, loaded=6 if summed else 3)
+    t = _gradients_tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=itemsize, loaded=LOADED * (1 + summed))
     if how is None and by_sample and B <= MOST_HELD and x.is_cuda and room_on(x.device) and can_hold(N, *rows):
         with_sum = {"with_residual": summed, "with_gate": summed}
         how = plain_backward.hold(N, itemsize, scale.element_size(), with_bias=True, **with_sum)
