@@ -111,7 +111,10 @@ def test_published_gates_are_told_apart() -> None:
 
 def test_published_kernels_that_return_codes_are_told_apart() -> None:
     run = json.loads((FOLDER / "published_codes.json").read_text(encoding="utf-8"))
-    assert run["environment"]["device"] == "NVIDIA H200" and {cell["status"] for cell in run["cells"]} == {"pass"}
+    assert run["environment"]["device"] == "NVIDIA H200" and {cell["status"] for cell in run["cells"]} == {
+        "pass",
+        "thin",
+    }
     rounds = {
         "flashinfer": "quantises y in fp32, as flashinfer does",
         "vllm_static": "rounds y to the dtype of x before it quantises it, as a norm that is not fused does",
