@@ -76,7 +76,7 @@ if find_spec("liger_kernel"):
 
         size, angles = len(q_weight), [torch.cat((t, t), -1)[None] for t in (cos, sin)]
         q, k, v = heads_of(x, q_heads, k_heads, size)
-        normed = [LigerRMSNormFunction.apply(t, w, eps, 0.0, "gemma", False) for t, w in ((q, q_weight), (k, k_weight))]
+        normed = [LigerRMSNormFunction.apply(t, w, eps, 0.0, "llama", False) for t, w in ((q, q_weight), (k, k_weight))]
         q, k = LigerRopeFunction.apply(*(t[None].transpose(1, 2) for t in normed), *angles)
         return joined(q.transpose(1, 2)[0], k.transpose(1, 2)[0], v)
 
