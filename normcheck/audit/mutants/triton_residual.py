@@ -21,6 +21,7 @@ _AGAIN = "x_ptr, x_stride = sum_ptr, N"
 _ADD = "dx += load_tile(added_ptr, rows, cols, added_stride, mask)"
 _STORE_OWN = "tl.store(dresidual_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)"
 _GATED = "x *= load_tile(gate_ptr, rows // S, cols, gate_stride, mask)"
+_TERMS = "tl.store(dgate_ptr + at, of_gate, mask=mask)"
 _SOURCE = "load_tile(source_ptr, rows, cols, source_stride, mask)"
 
 MUTANTS = (
@@ -136,14 +137,14 @@ MUTANTS = (
         when="a strided x",
     ),
     patched(
-        "residual_gate-last-tile.triton",
-        what="dresidual_gate is of the last tile of rows of each group alone",
+        "residual_gate-few-rows.triton",
+        what="dresidual_gate of samples of few rows is summed of ds alone, without x",
         source="invented",
-        modulated=(Lines(old="dgate += of_gate", new="dgate = of_gate"),),
+        modulated=(Lines(old=_TERMS, new=_TERMS.replace("of_gate", "dx")),),
         ops=_MODULATED,
         dtypes=("bf16",),
         outputs=("dresidual_gate",),
-        when="more rows in a sample than in a tile",
+        when="samples of fewer than 16 rows",
     ),
 )
 
