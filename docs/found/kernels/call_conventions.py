@@ -241,7 +241,7 @@ if SPEC := find_spec("sglang"):
 
     add("sglang_select01", "layernorm_modulate", select01_plain, unavailable=gpu, supports=short)
     add("sglang_select01", "fused_add_layernorm_modulate", select01_added, unavailable=gpu, supports=short)
-    add("sglang_per_token", "rmsnorm_modulate", per_token, unavailable=gpu)
+    add("sglang_per_token", "rmsnorm_modulate", per_token)
 
     def one_frame(x, weight, bias, *, eps, residual, residual_gate, scale, shift):
         """Its kernel for Intel's GPUs, which takes one sample: each by itself."""
