@@ -63,13 +63,6 @@ if find_spec("timm"):
 
 if find_spec("liger_kernel"):
 
-    def liger_group(x, weight, bias, *, eps, groups):
-        from liger_kernel.ops.group_norm import LigerGroupNormFunction
-
-        return LigerGroupNormFunction.apply(x, weight, bias, len(weight), groups, eps)
-
-    add("liger", "groupnorm", liger_group, biases=(True,))
-
     def liger_rope(x, weight, bias, *, eps, q_heads, k_heads, q_weight, k_weight, cos, sin):
         from liger_kernel.ops.rms_norm import LigerRMSNormFunction
         from liger_kernel.ops.rope import LigerRopeFunction
