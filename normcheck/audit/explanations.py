@@ -99,7 +99,7 @@ _RIGHT = {
     # gated sums
     "residual_gate_missing": "mJ07",
     "residual_gate_plus_one": "mJ08",
-    "residual_gate_of_first_sample": "mJ01",
+    "residual_gate_of_first_sample": "mJ01 residual_gate-tile.triton",
     "residual_gate_of_next_sample": "mJ02",
     "residual_gate_in_bf16": "mJ17",
     "round_gated_io": "mJ14",

@@ -8,7 +8,7 @@ from types import MappingProxyType
 
 from normcheck.bench.speed import BACKWARD, FORWARD, Count, Point
 from normcheck.cases.op import RELU6, Op
-from normcheck.cases.tensor_names import GATE, RESIDUAL
+from normcheck.cases.tensor_names import GATE, RESIDUAL, RESIDUAL_GATE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,11 @@ OWN_COUNTS = MappingProxyType(
             matrices=3,
             vectors=2,
             bias_vectors=1,
-            named={RESIDUAL: (1, "read dresidual_out"), GATE: (2, "read gate, write dgate")},
+            named={
+                RESIDUAL: (1, "read dresidual_out"),
+                GATE: (2, "read gate, write dgate"),
+                RESIDUAL_GATE: (2, "read residual_out, write dresidual"),
+            },
         ),
     }
 )

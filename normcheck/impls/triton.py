@@ -21,6 +21,7 @@ from normcheck.cases.ops import (
     GROUPED,
     LENGTHS,
     MODULATED,
+    MODULATED_ADD,
     OPS,
     QUANTISED,
     ROTARY,
@@ -183,17 +184,29 @@ def length(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementat
     )
 
 
-def modulated(op: str, *, kernels: Kernels = own_kernels) -> Implementation:
+def modulated(
+    op: str,
+    *,
+    name: str = "triton",
+    kernels: Kernels = own_kernels,
+    source: str = "normcheck/impls/kernels/modulated.py",
+) -> Implementation:
     """A modulated op."""
+    facts = OPS[op]
     return Implementation(
-        name="triton",
+        name=name,
         op=op,
-        forward=partial(modulated_forward, centered=OPS[op].centered, kernels=kernels),
+        forward=partial(modulated_forward, centered=facts.centered, kernels=kernels),
         backward=partial(modulated_backward, kernels=kernels),
         unavailable=unavailable,
-        model={"rounding": "once", "round_factor": "none"},
-        by_default=ON_GPUS,
-        source="normcheck/impls/kernels/modulated.py",
+        model={
+            "rounding": "once",
+            "round_factor": "none",
+            **({"sum": "rounded", "round_gated": "none"} if facts.adds_residual else {}),
+        },
+        residual_dtypes=("io", "fp32") if facts.adds_residual else ("io",),
+        by_default=() if facts.adds_residual else ON_GPUS,  # its sums have not run on a GPU yet
+        source=source,
     )
 
 
@@ -239,7 +252,7 @@ IMPLEMENTATIONS = (
     *(quantising(op.name, name=name) for op in QUANTISED for name in CODED),
     *(gated(op.name, name=name) for op in GATED for name in GATES),
     *(length(op.name, name=name) for op in LENGTHS for name in EPS_OF),
-    *(modulated(op.name) for op in MODULATED),
+    *(modulated(op.name) for op in (*MODULATED, *MODULATED_ADD)),
     *(grouped(op.name, name=name) for op in GROUPED for name in AFTER),
     *(rotary(op.name, name=name) for op in ROTARY for name in PAIRED),
 )

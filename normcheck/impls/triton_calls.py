@@ -195,10 +195,17 @@ def modulated_forward(
     scale: Tensor,
     shift: Tensor,
     centered: bool,
+    residual: Tensor | None = None,
+    residual_gate: Tensor | None = None,
     kernels: Kernels = own_kernels,
 ) -> dict[str, Tensor]:
-    """y in the shape of x (B, S, N), modulated by scale and shift (B, N); and the statistics."""
-    own = {"eps": eps, "centered": centered}
+    """y in the shape of x (B, S, N), modulated by scale and shift (B, N); and the statistics.
+
+    With ``residual``, shaped as x, x times ``residual_gate`` (B, N) is added to it first; the sum is residual_out.
+    """
+    own: dict[str, Any] = {"eps": eps, "centered": centered}
+    if residual is not None:
+        own |= {"residual": _rows(residual), "gate": residual_gate}
     return _called(kernels, "modulated", "forward", x, _rows(x), scale, shift, **own)
 
 
@@ -212,11 +219,21 @@ def modulated_backward(
     eps: float,
     scale: Tensor,
     shift: Tensor,
+    residual: Tensor | None = None,
+    residual_gate: Tensor | None = None,
+    dresidual_out: Tensor | None = None,
     kernels: Kernels = own_kernels,
 ) -> dict[str, Tensor]:
-    """Gradients in the shapes of x and of scale and shift."""
-    own = {"rstd": saved["rstd"], "mean": saved.get("mean")}
-    return _called(kernels, "modulated", "backward", x, _rows(dy), _rows(x), scale, **own)
+    """Gradients in the shapes of x and of scale and shift.
+
+    With ``dresidual_out``, shaped as x, also dresidual and dresidual_gate; what was normed is the saved residual_out.
+    """
+    own: dict[str, Any] = {"rstd": saved["rstd"], "mean": saved.get("mean")}
+    normed = x
+    if dresidual_out is not None:
+        own |= {"source": _rows(x), "gate": residual_gate, "added": _rows(dresidual_out)}
+        normed = saved[RESIDUAL_OUT]
+    return _called(kernels, "modulated", "backward", x, _rows(dy), _rows(normed), scale, **own)
 
 
 def grouped_forward(

@@ -13,26 +13,32 @@ from triton.experimental.gluon._runtime import GluonASTSource
 
 from normcheck.impls.kernels import backward, forward, held
 
-OTHER_TYPES = {"weight_ptr": "*fp32", "mean_ptr": "*fp32", "rstd_ptr": "*fp32", "dw_ptr": "*fp32"}
+OTHER_TYPES = dict.fromkeys(("weight_ptr", "mean_ptr", "rstd_ptr", "dw_ptr", "gate_ptr", "dgate_ptr"), "*fp32")
 OTHER_TYPES |= {"eps": "fp32", "lower": "fp32", "upper": "fp32", "bits_ptr": "*u8"}
 KERNELS = ((held.held_forward_kernel, forward), (held.held_gradients_kernel, backward))
 
 
 OF_A_RESIDUAL = ("residual_ptr", "sum_ptr", "residual_stride", "added_ptr", "added_stride")
+OF_A_GATE = ("gate_ptr", "dgate_ptr", "source_ptr", "source_stride")
+ABSENT = {
+    "bits": ("bias_ptr", "db_ptr", "dresidual_ptr", *OF_A_RESIDUAL, *OF_A_GATE),
+    "residual": ("bias_ptr", "db_ptr", "dresidual_ptr", "bits_ptr", *OF_A_GATE),
+    "gate": ("bits_ptr",),
+}
 
 
-def compiled(kernel: Any, module: Any, N: int, with_residual: bool) -> Any:
-    """``kernel`` as it is chosen for rows of N in bf16 with an fp32 weight and no bias; with a residual, which has bf16
-    too, or with a bitmask.
+def compiled(kernel: Any, module: Any, N: int, kind: str) -> Any:
+    """``kernel`` as it is chosen for rows of N in bf16 with an fp32 weight: with a bitmask; with a residual, which has
+    bf16 too; or with one, a gate of it, and a bias.
     """
+    added = kind != "bits"
     if module is forward:
-        constants = forward.hold(N, 2, 4 if with_residual else 2).constants(N, 2)
+        constants = forward.hold(N, 2, 4 if added else 2).constants(N, 2)
     else:
-        constants = backward.hold(N, 2, 4, with_bias=False, with_residual=with_residual).looped(N, 2)
+        facts = {"with_bias": kind == "gate", "with_residual": added, "with_gate": kind == "gate"}
+        constants = backward.hold(N, 2, 4, **facts).looped(N, 2)
     fixed: dict[str, Any] = {**constants, "ZERO_CENTERED": False, "GATE": 0, "SIGMOID": False}
-    fixed |= dict.fromkeys(
-        ("bias_ptr", "db_ptr", "dresidual_ptr", *(("bits_ptr",) if with_residual else OF_A_RESIDUAL))
-    )
+    fixed |= dict.fromkeys(ABSENT[kind])
     options = {name: fixed.pop(name) for name in ("num_warps", "num_ctas")}
     signature, constants, facts = {}, {}, {}
     for i, name in enumerate(kernel.arg_names):
@@ -49,8 +55,8 @@ def compiled(kernel: Any, module: Any, N: int, with_residual: bool) -> Any:
 if __name__ == "__main__":
     for kernel, module in KERNELS:
         for N in (8704, 32768, 49152, 65536):
-            for with_residual in (False, True):
-                made = compiled(kernel, module, N, with_residual)
+            for kind in ABSENT:
+                made = compiled(kernel, module, N, kind)
                 assert "cp.async.cg.shared.global" in made.asm["ptx"]
                 assert N <= 32768 or not 48000 < made.metadata.shared <= 49152, "Triton would not ask for what it needs"
                 print(kernel.fn.__name__, N, made.metadata.shared)

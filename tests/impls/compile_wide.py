@@ -57,8 +57,11 @@ def calls(M: int, N: int, dtype: torch.dtype) -> Iterator[Any]:
     yield lambda: gated.backward(x, x, x, w, rstd=rstd, before=True, **tiled)
     yield lambda: l2norm.forward(x, eps=1e-5)
     yield lambda: l2norm.backward(x, x, rstd=rstd, eps=1e-5)
-    yield lambda: modulated.forward(x, of(1, N), of(1, N), eps=1e-5, centered=True)
-    yield lambda: modulated.backward(x, x, of(1, N), rstd=rstd, mean=mean)
+    v, of_sum = of(1, N), {"source": x, "gate": of(1, N), "added": x}
+    yield lambda: modulated.forward(x, v, v, eps=1e-5, centered=True)
+    yield lambda: modulated.backward(x, x, v, rstd=rstd, mean=mean)
+    yield lambda: modulated.forward(x, v, v, eps=1e-5, centered=True, residual=x, gate=v)
+    yield lambda: modulated.backward(x, x, v, rstd=rstd, mean=mean, **of_sum)
     split, one = of(M, 1, N), of(1, own=torch.float32)  # made, as a torch without CUDA cuts none of a fake tensor
     yield lambda: grouped.forward(split, one, one, eps=1e-5, groups=1, silu=True)
     heads, weight, angles = of(M, 2048), of(512, own=torch.float32), of(M, 128, own=torch.float32)

@@ -135,7 +135,7 @@ def launcher(module: ModuleType) -> Callable[..., None]:
         for program, sample in itertools.product(range(grid[0]), range((*grid, 1)[1])):
             names: dict[str, Any] = {
                 **dict.fromkeys(("MEET", "EXCHANGE"), ""),
-                **dict.fromkeys(("_in_registers", "_in_shared_memory"), lambda *_: None),
+                **dict.fromkeys(("in_registers", "in_shared_memory"), lambda *_: None),
                 "gl": language(program, sample, grid[0], num_warps, num_ctas),
                 "async_copy": Copies(),
                 **{name: value.value for name, value in vars(module).items() if isinstance(value, constexpr)},

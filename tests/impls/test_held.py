@@ -150,16 +150,20 @@ def test_every_output_against_fp64(how: str, kind: str, M: int, N: int) -> None:
 
 
 @parametrize(("how", "S"), [(how, S) for how in HOLDS for S in (16, 37)], inner=4)
-@pytest.mark.parametrize("centered", [False, True])
+@pytest.mark.parametrize(("centered", "summed"), [(False, False), (True, True)])
 @pytest.mark.usefixtures("on_cpu")
-def test_rows_of_samples_have_the_weight_of_their_own(how: str, S: int, centered: bool) -> None:
+def test_rows_of_samples_have_the_weight_of_their_own(how: str, S: int, centered: bool, summed: bool) -> None:
+    """And after a residual a gate of their own."""
     made: list[dict[str, Tensor]] = []
-    x, dy = torch.randn(3 * S, 272), torch.randn(3 * S, 272)
-    scale, shift = torch.randn(3, 2, 288)[:, :, :272].unbind(1)
+    x, dy, residual, added = torch.randn(4, 3 * S, 272).unbind(0)
+    scale, shift, gate = torch.randn(3, 3, 288)[:, :, :272].unbind(1)
+    of_sum = {"residual": residual, "gate": gate} if summed else {}
+    of_gradients = {"source": x, "gate": gate, "added": added} if summed else {}
     for own in (HOLDS[how], None):
-        y = modulated.forward(x, scale, shift, eps=EPS, centered=centered, how=own)
-        saved = {"rstd": y["rstd"], "mean": y.get("mean")}
-        made.append(y | modulated.backward(dy, x, scale, **saved, how=own))  # type: ignore[arg-type]
+        y = modulated.forward(x, scale, shift, eps=EPS, centered=centered, how=own, **of_sum)
+        saved = {"rstd": y["rstd"], "mean": y.get("mean"), **of_gradients}
+        normed = y.get("residual_out", x)
+        made.append(y | modulated.backward(dy, normed, scale, **saved, how=own))  # type: ignore[arg-type]
     for name, expected in some(made[1].items()):
         torch.testing.assert_close(made[0][name], expected, rtol=2e-5, atol=2e-5)
 
@@ -208,17 +212,17 @@ def test_faults_in_the_order_of_copies_show(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize("itemsize", [2, 4])
 @pytest.mark.parametrize("weight_itemsize", [0, 2, 4])
 @pytest.mark.parametrize("with_bias", [False, True])
-@pytest.mark.parametrize("third", ["", "with_residual", "with_bits"])
+@pytest.mark.parametrize("third", ["", "with_residual", "with_bits", "with_gate"])
 def test_what_is_chosen_has_room(module: Any, itemsize: int, weight_itemsize: int, with_bias: bool, third: str) -> None:
-    with_residual = third == "with_residual"
-    matrices = (1 if module is forward else 2) + with_residual
+    with_gate = third == "with_gate"
+    with_residual = with_gate or third == "with_residual"
+    matrices = (1 if module is forward else 2 + with_gate) + with_residual
     facts = (weight_itemsize,) if module is backward else (itemsize * (1 + with_residual),)
-    named = {"with_bias": with_bias, **({third: True} if third else {})} if module is backward else {}
+    named = {"with_bias": with_bias, "with_residual": with_residual, **({third: True} if third else {})}
+    widest = 131072 >> with_gate if module is backward else 131072 if itemsize == 2 else 65536
     for N in range(16, 140_000, 16):
-        how = module.hold(N, itemsize, *facts, **named)
-        assert (how is not None) == (
-            module.HELD_FROM <= N <= (131072 if itemsize == 2 or module is backward else 65536)
-        )
+        how = module.hold(N, itemsize, *facts, **(named if module is backward else {}))
+        assert (how is not None) == (module.HELD_FROM <= N <= widest)
         if how is not None:
             constants = how.looped(N, itemsize)
             columns = 32 * how.warps * constants["VECTOR"]
@@ -238,7 +242,7 @@ def test_rows_must_be_aligned() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("module", "count", "least"), [("compile_held", 12, 1), ("compile_wide", 30, 0)])
+@pytest.mark.parametrize(("module", "count", "least"), [("compile_held", 20, 1), ("compile_wide", 32, 0)])
 def test_triton_compiles_them_for_hopper(module: str, count: int, least: int) -> None:
     """In a process without the interpreter. It needs no GPU. None asks for more shared memory than there is."""
     environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}

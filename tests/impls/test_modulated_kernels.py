@@ -11,7 +11,7 @@ from torch import Tensor
 
 from normcheck.cases.case import SAMPLES, Case
 from normcheck.cases.inputs import make
-from normcheck.cases.ops import MODULATED, OPS
+from normcheck.cases.ops import MODULATED, MODULATED_ADD, OPS
 from normcheck.checks.ask import Ask
 from normcheck.checks.check import Result, check
 from normcheck.errors import UsageError
@@ -26,9 +26,14 @@ from tests.inner_loop import parametrize
 
 interpreter.enable()
 DEVICE = device_for("auto")
-NAMES = tuple(op.name for op in MODULATED)
+NAMES = tuple(op.name for op in (*MODULATED, *MODULATED_ADD))
 OURS = {own.op: own for own in TRITON if own.op in NAMES}
 LAYOUTS = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "dy_expanded")
+
+
+def residual_of(op: str) -> dict[str, Any]:
+    """The field of a case with a residual in fp32, if the op adds one."""
+    return {"residual_dtype": "fp32"} if OPS[op].adds_residual else {}
 
 
 def result_of(implementation: Implementation, **fields: Any) -> Result:
@@ -40,16 +45,19 @@ def result_of(implementation: Implementation, **fields: Any) -> Result:
 @parametrize("layout", LAYOUTS, inner=1)
 @pytest.mark.parametrize("op", NAMES)
 def test_our_kernels_are_right_in_every_layout(op: str, layout: str) -> None:
-    result = result_of(OURS[op], layout=layout, gap=8 if "strided" in layout else 0, weight_dtype="fp32")
+    own = residual_of(op) if layout == "x_strided" else {}
+    result = result_of(OURS[op], layout=layout, gap=8 if "strided" in layout else 0, weight_dtype="fp32", **own)
     assert not result.failed, result
-    statistics = {"mean", "rstd"} if OPS[op].centered else {"rstd"}
-    assert {c.output for c in result.checked} == {"y", "dx", "dscale", "dshift"} | statistics
+    also = {"mean"} if OPS[op].centered else set()
+    also |= {"residual_out", "dresidual", "dresidual_gate"} if OPS[op].adds_residual else set()
+    assert {c.output for c in result.checked} == {"y", "rstd", "dx", "dscale", "dshift"} | also
 
 
 @parametrize("samples", SAMPLES, inner=1)
 @pytest.mark.parametrize("rows", [0, 1, 65, 97])
-def test_our_kernels_are_right_for_any_samples(rows: int, samples: str) -> None:
-    assert not result_of(OURS["layernorm_modulate"], M=rows, N=24, samples=samples).failed
+@pytest.mark.parametrize("op", NAMES[::2])
+def test_our_kernels_are_right_for_any_samples(op: str, rows: int, samples: str) -> None:
+    assert not result_of(OURS[op], M=rows, N=24, samples=samples).failed
 
 
 @pytest.mark.parametrize("op", NAMES)
@@ -60,11 +68,15 @@ def test_rows_wider_than_a_block_and_samples_of_few_rows_are_as_right(op: str) -
     inputs, centered = make(case, OPS[op], DEVICE), OPS[op].centered
     assert inputs.scale is not None and inputs.shift is not None
     x, dy = inputs.x.flatten(0, 1), inputs.dy.flatten(0, 1)
-    found = []
+    found, of_sum, of_gradients = [], {}, {}
+    if inputs.residual is not None and inputs.dresidual_out is not None:
+        of_sum = {"residual": inputs.residual.flatten(0, 1), "gate": inputs.residual_gate}
+        of_gradients = {"source": x, "gate": inputs.residual_gate, "added": inputs.dresidual_out.flatten(0, 1)}
     for block, few in ((64, 1), (16, 1), (64, 64), (16, 64)):
-        saved = modulated.forward(x, inputs.scale, inputs.shift, eps=case.eps, centered=centered, max_block=block)
-        own = {"rstd": saved["rstd"], "mean": saved.get("mean")}
-        rest = modulated.backward(dy, x, inputs.scale, **own, max_block=block, few_rows=few)
+        given = {"eps": case.eps, "centered": centered, "max_block": block, **of_sum}
+        saved = modulated.forward(x, inputs.scale, inputs.shift, **given)  # type: ignore[arg-type]
+        own = {"rstd": saved["rstd"], "mean": saved.get("mean"), "max_block": block, "few_rows": few, **of_gradients}
+        rest = modulated.backward(dy, saved.get("residual_out", x), inputs.scale, **own)  # type: ignore[arg-type]
         found.append({**saved, **rest})
     for output, right in found[0].items():
         for other in found[1:]:
@@ -73,7 +85,8 @@ def test_rows_wider_than_a_block_and_samples_of_few_rows_are_as_right(op: str) -
 
 @pytest.mark.parametrize("made", torch_modulated.IMPLEMENTATIONS, ids=lambda made: f"{made.op}-{made.name}")
 def test_those_of_torch_are_right(made: Implementation) -> None:
-    for fields in ({}, {"M": 0}, {"weight_dtype": "fp32", "layout": "strided", "gap": 3}):
+    strided = {"weight_dtype": "fp32", "layout": "strided", "gap": 3, **residual_of(made.op)}
+    for fields in ({}, {"M": 0}, strided):
         result = result_of(made, **fields)
         assert not (result.failed or result.refused), result
 

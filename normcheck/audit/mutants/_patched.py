@@ -16,7 +16,7 @@ from normcheck.cases.ops import OPS
 from normcheck.errors import NormcheckError
 from normcheck.impls import kernels
 from normcheck.impls.implementation import Implementation
-from normcheck.impls.triton import implementation, quantising
+from normcheck.impls.triton import implementation, modulated, quantising
 from normcheck.impls.triton_calls import own_kernels
 
 _FOLDER = Path(kernels.__file__).parent
@@ -25,6 +25,10 @@ _SHARED = "from normcheck.impls.kernels.forward import"
 
 STORE_Y = "tl.store(y_ptr + rows[:, None] * N + cols[None, :], z, mask=mask)"
 """The line of forward.py that stores y, which faults of columns and of rows replace."""
+
+
+PARTS = ("forward", "backward", "quantised", "modulated")
+"""The modules of which lines can be replaced."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,7 +46,7 @@ class Lines:
 
 @dataclass(frozen=True, kw_only=True)
 class Patched:
-    """A kernel that differs from ours by ``Lines`` of forward.py, backward.py and quantised.py.
+    """A kernel that differs from ours by ``Lines`` of forward.py, backward.py, quantised.py and modulated.py.
 
     ``name`` is its implementation's; ``coded``: which of ``CODED`` it is, if the op returns codes. A call with an op
     returns the implementation, without importing the kernels yet.
@@ -52,6 +56,7 @@ class Patched:
     forward: tuple[Lines, ...] = ()
     backward: tuple[Lines, ...] = ()
     quantised: tuple[Lines, ...] = ()
+    modulated: tuple[Lines, ...] = ()
     coded: str = "triton"
 
     def __call__(self, op: str) -> Implementation:
@@ -59,17 +64,19 @@ class Patched:
         kernels = partial(module_of, self)
         if OPS[op].quantises:
             return quantising(op, name=self.name, coded=self.coded, kernels=kernels, source=__name__)
+        if OPS[op].modulated:
+            return modulated(op, name=self.name, kernels=kernels, source=__name__)
         return implementation(op, name=self.name, kernels=kernels, source=__name__)
 
     def without_fault(self) -> Patched:
         """Our kernels with nothing but the harmless lines replaced."""
-        parts = self.forward, self.backward, self.quantised
-        forward, backward, quantised = (tuple(line for line in lines if line.harmless) for lines in parts)
-        name = f"{self.name}.harmless"
-        return replace(self, name=name, forward=forward, backward=backward, quantised=quantised)
+        harmless: dict[str, Any] = {
+            part: tuple(line for line in getattr(self, part) if line.harmless) for part in PARTS
+        }
+        return replace(self, name=f"{self.name}.harmless", **harmless)
 
     def source(self, part: str) -> str:
-        """The text of forward.py, backward.py or quantised.py with its lines replaced.
+        """The text of the module of ``part`` with its lines replaced.
 
         Raises NormcheckError if the file does not have a line, or not as many times as it should.
         """
@@ -91,17 +98,19 @@ def patched(
     forward: tuple[Lines, ...] = (),
     backward: tuple[Lines, ...] = (),
     quantised: tuple[Lines, ...] = (),
+    modulated: tuple[Lines, ...] = (),
     coded: str = "triton",
     **fields: Any,
 ) -> Mutant:
     """A mutant of our kernels, of layernorm in fp16 unless ``fields``, which are Mutant's, say otherwise."""
     fields = {"ops": ("layernorm",), "dtypes": ("fp16",), "language": "triton", **fields}
-    make = Patched(name=id, forward=forward, backward=backward, quantised=quantised, coded=coded)
+    parts: dict[str, Any] = {"forward": forward, "backward": backward, "quantised": quantised, "modulated": modulated}
+    make = Patched(name=id, **parts, coded=coded)
     return Mutant(id=id, make=make, **fields)
 
 
 def module_of(patched: Patched, part: str) -> Any:
-    """The module of ``part``, "forward", "backward" or "quantised"; our own module if no line of it differs.
+    """The module of ``part``, one of ``PARTS``; our own module if no line of it differs.
 
     Triton reads a kernel by ``inspect.getsource``, so the module's text is put where that looks.
     """

@@ -1,4 +1,4 @@
-"""Faults of our own Triton kernels that add a residual: those of its sum and of the sum's cotangent.
+"""Faults of our own Triton kernels that add a residual: those of its sum, its gate, and the sum's cotangent.
 
 Not among them, since no case shows them: a residual that is read with the row stride of x, as which it lies; a missing
 barrier between the store of the sum and its loads, which the interpreter does not need.
@@ -12,6 +12,7 @@ from normcheck.audit.mutants.mutant import READ_BEYOND, UNWRITTEN, WRITTEN_BEYON
 _RMSNORM, _LAYERNORM = ("fused_add_rmsnorm",), ("fused_add_layernorm",)
 _STORED = ("residual_out", "mean", "rstd", "y")
 _BOTH = ("dx", "dresidual")
+_MODULATED = ("fused_add_rmsnorm_modulate",)
 
 _LOAD = "load_tile(residual_ptr, rows, cols, residual_stride, mask)"
 _STORE = "tl.store(sum_ptr + rows[:, None] * N + cols[None, :], stored, mask=mask)"
@@ -19,6 +20,9 @@ _NORMED = "x = stored.to(tl.float32)"
 _AGAIN = "x_ptr, x_stride = sum_ptr, N"
 _ADD = "dx += load_tile(added_ptr, rows, cols, added_stride, mask)"
 _STORE_OWN = "tl.store(dresidual_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)"
+_GATED = "x *= load_tile(gate_ptr, rows // S, cols, gate_stride, mask)"
+_TERMS = "tl.store(dgate_ptr + at, of_gate, mask=mask)"
+_SOURCE = "load_tile(source_ptr, rows, cols, source_stride, mask)"
 
 MUTANTS = (
     patched(
@@ -100,6 +104,47 @@ MUTANTS = (
         ops=_LAYERNORM,
         outputs=("dresidual",),
         when="residual_dtype=fp32",
+    ),
+    patched(
+        "residual_gate-tile.triton",
+        what="a tile of rows has the gate of its first one",
+        source="invented",
+        forward=(Lines(old=_GATED, new=_GATED.replace("rows //", "(rows * 0 + tl.min(rows, axis=0)) //")),),
+        ops=("fused_add_layernorm_modulate",),
+        outputs=_STORED,
+        when="several samples in a tile",
+    ),
+    patched(
+        "modulated-sum-blocks.triton",
+        what="blocks of 64 columns, of which those behind the first are normed without residual and gate",
+        source="invented",
+        modulated=(
+            Lines(old="MAX_BLOCK = 8192", new="MAX_BLOCK = 64", harmless=True),
+            Lines(old=_AGAIN, new="x_ptr, x_stride = x_ptr, x_stride"),
+        ),
+        ops=_MODULATED,
+        outputs=("rstd", "y"),
+        when="N > 64",
+    ),
+    patched(
+        "residual_gate-x-stride.triton",
+        what="x is loaded for dresidual_gate with the row stride of the sum",
+        source="invented",
+        modulated=(Lines(old=_SOURCE, new=_SOURCE.replace("source_stride", "x_stride")),),
+        ops=_MODULATED,
+        outputs=("dresidual_gate",),
+        kinds=READ_BEYOND,
+        when="a strided x",
+    ),
+    patched(
+        "residual_gate-few-rows.triton",
+        what="dresidual_gate of samples of few rows is summed of ds alone, without x",
+        source="invented",
+        modulated=(Lines(old=_TERMS, new=_TERMS.replace("of_gate", "dx")),),
+        ops=_MODULATED,
+        dtypes=("bf16",),
+        outputs=("dresidual_gate",),
+        when="samples of fewer than 16 rows",
     ),
 )
 

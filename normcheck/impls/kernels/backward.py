@@ -210,14 +210,15 @@ def hold(
     with_bias: bool,
     with_residual: bool = False,
     with_bits: bool = False,
+    with_gate: bool = False,
 ) -> Hold | None:
     """How rows of N elements of ``itemsize`` bytes are held, with weights of ``weight_itemsize``; None if they are not.
 
     The sums of dw and db stay in registers, of which 16 warps have too few for both of many columns. With a bitmask,
     which takes more instructions, 8 warps are slower still.
-    ``weight_itemsize``: 0 without a weight.
+    ``weight_itemsize``: 0 without a weight. ``with_gate``: of the residual; it has sums of its own.
     """
-    blocks = power_of_two(ceil_div(N, MOST_COLUMNS))
+    blocks = power_of_two(ceil_div(N, MOST_COLUMNS >> with_gate))
     if N < HELD_FROM or blocks > MOST_BLOCKS:
         return None
     columns = ceil_div(N, blocks)
@@ -229,7 +230,7 @@ def hold(
         groups=CLUSTERS[blocks],
         shared=MOST_COLUMNS,
     )
-    return fitting(wanted, N, itemsize, weight_itemsize, matrices=2 + with_residual)
+    return fitting(wanted, N, itemsize, weight_itemsize, matrices=2 + with_residual + with_gate)
 
 
 def backward(
@@ -283,7 +284,7 @@ def backward(
         from normcheck.impls.kernels.held import held_gradients_kernel
 
         launch(
-            held_gradients_kernel, (groups,), dy, x, weight, *saved, *stored, *strides, 0, M, N,
+            held_gradients_kernel, (groups,), dy, x, weight, *saved, *stored, None, None, None, *strides, None, 0, M, N,
             ZERO_CENTERED=zero_centered, GATE=0, SIGMOID=False, **t.looped(N, itemsize),
         )  # fmt: skip
     else:

@@ -1,5 +1,5 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""How the blocks of a cluster, each on a multiprocessor, tell each other their sums of a row. In Gluon."""
+"""How the blocks of a cluster, each on a multiprocessor, share a row, and tell each other their sums. In Gluon."""
 
 from __future__ import annotations
 
@@ -61,6 +61,23 @@ adds:
 everywhere. $4: the place; $5: how many exchanges there were, by which odd and even ones have a place each. A block that
 sends for the next but one has the next of all others, who have read the present then. The first waits until all places
 are made."""
+
+
+@gluon.constexpr_function
+def _split(blocks):
+    return [[1 << i, 0] for i in range(blocks.bit_length() - 1)]
+
+
+@gluon.constexpr_function
+def in_registers(vector, warps, blocks):
+    """The layout of a piece in registers."""
+    return gl.BlockedLayout([1, vector], [1, 32], [1, warps], [1, 0], _split(blocks))
+
+
+@gluon.constexpr_function
+def in_shared_memory(blocks):
+    """The layout of a piece in shared memory."""
+    return gl.SwizzledSharedLayout(1, 1, 1, [1, 0], _split(blocks))
 
 
 @gluon.jit

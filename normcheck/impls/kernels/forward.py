@@ -58,9 +58,16 @@ def load_tile(ptr, rows, cols, stride, mask):
 
 
 @triton.jit
-def load_sum(x_ptr, residual_ptr, sum_ptr, rows, cols, x_stride, residual_stride, N, mask):
-    """The tile (ROWS, BLOCK) that is normed, as fp32: x, or its sum with a residual, which is rounded and stored."""
+def load_sum(
+    x_ptr, residual_ptr, sum_ptr, rows, cols, x_stride, residual_stride, N, mask, gate_ptr=None, S=1, gate_stride=0
+):  # fmt: skip
+    """The tile (ROWS, BLOCK) that is normed, as fp32: x, or its sum with a residual, which is rounded and stored.
+
+    With a gate (B, N), x is first multiplied by that of its sample, which has S rows.
+    """
     x = load_tile(x_ptr, rows, cols, x_stride, mask)
+    if gate_ptr is not None:
+        x *= load_tile(gate_ptr, rows // S, cols, gate_stride, mask)
     if residual_ptr is not None:
         stored = (x + load_tile(residual_ptr, rows, cols, residual_stride, mask)).to(sum_ptr.dtype.element_ty)
         tl.store(sum_ptr + rows[:, None] * N + cols[None, :], stored, mask=mask)
@@ -249,7 +256,7 @@ def forward(
             from normcheck.impls.kernels.held import held_forward_kernel
 
             launch(
-                held_forward_kernel, (M,), *arguments[:9], *strides, 0, *arguments[11:],
+                held_forward_kernel, (M,), *arguments[:9], None, *strides, 0, *arguments[11:],
                 ZERO_CENTERED=zero_centered, **t.constants(N, itemsize),
             )  # fmt: skip
         else:

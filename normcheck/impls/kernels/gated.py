@@ -19,7 +19,6 @@ held as there (``held``).
 
 from __future__ import annotations
 
-from dataclasses import replace
 from functools import cache
 
 import torch
@@ -31,7 +30,7 @@ from normcheck.impls.kernels.backward import WIDE, hold, sum_groups
 from normcheck.impls.kernels.forward import load_scale, load_tile
 from normcheck.impls.kernels.holds import Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, tile, tiles, turns
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, loading, tile, tiles, turns
 
 MAX_BLOCK = 8192
 """Columns of the widest rows that one program holds; wider ones are read twice."""
@@ -185,9 +184,6 @@ def gated_gradients_kernel(
 _LOADED = 4
 """What is loaded in each turn of the backward's loop: x, dy, the gate and the weight."""
 
-_ON_THE_WAY = 192 << 10
-"""Bytes of shared memory for what is loaded ahead, of the 227 KiB of a multiprocessor of Hopper."""
-
 
 @cache
 def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
@@ -196,10 +192,8 @@ def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
 
 @cache
 def _gradients_tile(M: int, N: int, *, on_gpu: bool, max_block: int, itemsize: int) -> Tile:
-    """The tile for rows of N elements of ``itemsize`` bytes; fewer stages if what they load ahead has no room."""
     t = tile(M, N, on_gpu=on_gpu, elements=2 * ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
-    ahead = _ON_THE_WAY // (_LOADED * t.rows * t.block * itemsize)
-    return replace(t, stages=max(1, min(t.stages, 1 + ahead)))
+    return loading(t, _LOADED, itemsize)
 
 
 def forward(
@@ -264,9 +258,9 @@ def backward(
         from normcheck.impls.kernels.held import AFTER, BEFORE, held_gradients_kernel
 
         launch(
-            held_gradients_kernel, (groups,), dy, x, weight, None, rstd, None, dx, parts, None, gate, dgate, *strides,
-            0, M, N, ZERO_CENTERED=False, GATE=(BEFORE if before else AFTER).value, SIGMOID=sigmoid,
-            **how.looped(N, itemsize),
+            held_gradients_kernel, (groups,), dy, x, weight, None, rstd, None, dx, parts, None, gate, dgate,
+            None, None, None, *strides, None, 0, M, N, ZERO_CENTERED=False,
+            GATE=(BEFORE if before else AFTER).value, SIGMOID=sigmoid, **how.looped(N, itemsize),
         )  # fmt: skip
     shared = {"BEFORE": before, "SIGMOID": sigmoid, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
     c1 = None

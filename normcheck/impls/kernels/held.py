@@ -22,35 +22,18 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import async_copy
 
-from normcheck.impls.kernels.clusters import meet, over_blocks
+from normcheck.impls.kernels.clusters import in_registers, in_shared_memory, meet, over_blocks
 from normcheck.impls.kernels.tiles import ROW_COUNTS
 
 AFTER, BEFORE = gl.constexpr(1), gl.constexpr(2)
 """A gate that comes after the norm, or before it; 0: there is none."""
 
 
-@gluon.constexpr_function
-def _split(blocks):
-    return [[1 << i, 0] for i in range(blocks.bit_length() - 1)]
-
-
-@gluon.constexpr_function
-def _in_registers(vector, warps, blocks):
-    """The layout of a piece in registers."""
-    return gl.BlockedLayout([1, vector], [1, 32], [1, warps], [1, 0], _split(blocks))
-
-
-@gluon.constexpr_function
-def _in_shared_memory(blocks):
-    """The layout of a piece in shared memory."""
-    return gl.SwizzledSharedLayout(1, 1, 1, [1, 0], _split(blocks))
-
-
 @gluon.jit
 def _rings(ptr, PIECES: gl.constexpr, STAGES: gl.constexpr, LANES: gl.constexpr):
     """A ring for each piece. They are separate allocations, or the compiler would put a barrier between two copies."""
     BLOCKS: gl.constexpr = gl.num_ctas()
-    flat: gl.constexpr = _in_shared_memory(BLOCKS)
+    flat: gl.constexpr = in_shared_memory(BLOCKS)
     rings = ()
     for _ in gl.static_range(PIECES):
         rings = rings + (gl.allocate_shared_memory(ptr.dtype.element_ty, [STAGES, BLOCKS, LANES], flat),)
@@ -64,9 +47,17 @@ def _begin_copy(ring, slot, ptr, stride, row, last, cols, N):
 
 
 @gluon.jit
+def _begin_copies(i: gl.constexpr, matrices, slot, row, last, cols, N):
+    """Begin to copy piece i of a row of each matrix, as one group; ``matrices``: its rings, pointer and stride."""
+    for j in gl.static_range(len(matrices)):
+        _begin_copy(matrices[j][0][i], slot, matrices[j][1], matrices[j][2], row, last, cols, N)
+    async_copy.commit_group()
+
+
+@gluon.jit
 def _keep(ptr, lanes, N, SHARED: gl.constexpr, PIECE: gl.constexpr):
     """The first SHARED pieces of a vector (N,), in shared memory; none if ptr is None."""
-    flat: gl.constexpr = _in_shared_memory(gl.num_ctas())
+    flat: gl.constexpr = in_shared_memory(gl.num_ctas())
     kept = ()
     for i in gl.static_range(SHARED if ptr is not None else 0):
         cols = lanes + i * PIECE
@@ -147,7 +138,7 @@ def _add_pairs(a, b, c, d):
 @gluon.jit(do_not_specialize=ROW_COUNTS)
 def held_gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, dx_ptr, dw_ptr, db_ptr, added_ptr, dresidual_ptr,
-    dy_stride, x_stride, added_stride, weight_stride, M, N,
+    source_ptr, gate_ptr, dgate_ptr, dy_stride, x_stride, added_stride, source_stride, weight_stride, M, N,
     ZERO_CENTERED: gl.constexpr, GATE: gl.constexpr, SIGMOID: gl.constexpr, PIECES: gl.constexpr,
     VECTOR: gl.constexpr, STAGES: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
@@ -155,7 +146,8 @@ def held_gradients_kernel(
     the sample. A sample is M rows with one weight, which is ``weight_stride`` behind that of the one before.
 
     mean_ptr is None for rmsnorm, bits_ptr if there is no bitmask, db_ptr if there is no bias, added_ptr if there is no
-    residual, dresidual_ptr if dx is its gradient too. With a GATE these two are the gate and its gradient. The first
+    residual, dresidual_ptr if dx is its gradient too. With a GATE these two are the gate and its gradient. source_ptr
+    is what a gate of samples, gate_ptr, multiplied before the residual was added, None if there was no such. The first
     pass over a row sums c1 and c2, the second reads the same slots again. They are filled anew when the second pass has
     read all of the row or, if there is but one stage, piece by piece, which takes more barriers.
     """
@@ -163,12 +155,17 @@ def held_gradients_kernel(
     BLOCKS: gl.constexpr = gl.num_ctas()
     LANES: gl.constexpr = 32 * WARPS * VECTOR
     PIECE: gl.constexpr = BLOCKS * LANES
-    layout: gl.constexpr = _in_registers(VECTOR, WARPS, BLOCKS)
+    layout: gl.constexpr = in_registers(VECTOR, WARPS, BLOCKS)
     each: gl.constexpr = gl.SliceLayout(1, layout)
     x_rings = _rings(x_ptr, PIECES, STAGES, LANES)
     dy_rings = _rings(dy_ptr, PIECES, STAGES, LANES)
+    matrices = ((x_rings, x_ptr, x_stride), (dy_rings, dy_ptr, dy_stride))
     if added_ptr is not None:
         added_rings = _rings(added_ptr, PIECES, STAGES, LANES)
+        matrices = matrices + ((added_rings, added_ptr, added_stride),)
+    if source_ptr is not None:
+        source_rings = _rings(source_ptr, PIECES, STAGES, LANES)
+        matrices = matrices + ((source_rings, source_ptr, source_stride),)
 
     sample = gl.program_id(1).to(gl.int64)
     step = gl.num_programs(0)
@@ -176,23 +173,24 @@ def held_gradients_kernel(
     last = sample * M + M
     if weight_ptr is not None:
         weight_ptr += sample * weight_stride
+    if gate_ptr is not None:
+        gate_ptr += sample * weight_stride
     ranks = gl.arange(0, BLOCKS, each)
     lanes = ranks[:, None] * LANES + gl.arange(0, LANES, gl.SliceLayout(0, layout))[None, :]
     for stage in gl.static_range(STAGES):
         ahead = first + stage * step
         for i in gl.static_range(PIECES):
-            _begin_copy(x_rings[i], stage, x_ptr, x_stride, ahead, last, lanes + i * PIECE, N)
-            _begin_copy(dy_rings[i], stage, dy_ptr, dy_stride, ahead, last, lanes + i * PIECE, N)
-            if added_ptr is not None:
-                _begin_copy(added_rings[i], stage, added_ptr, added_stride, ahead, last, lanes + i * PIECE, N)
-            async_copy.commit_group()
+            _begin_copies(i, matrices, stage, ahead, last, lanes + i * PIECE, N)
     kept = _keep(weight_ptr, lanes, N, SHARED, PIECE)
     dw = ()
     db = ()
+    dgate = ()
     for _ in gl.static_range(PIECES):
         dw = dw + (gl.zeros([BLOCKS, LANES], gl.float32, layout),)
         if db_ptr is not None:
             db = db + (gl.zeros([BLOCKS, LANES], gl.float32, layout),)
+        if gate_ptr is not None:
+            dgate = dgate + (gl.zeros([BLOCKS, LANES], gl.float32, layout),)
     n = gl.full([BLOCKS], N, gl.float32, each)
     turn = gl.zeros([BLOCKS], gl.int32, each)
     place = meet(turn)
@@ -243,6 +241,7 @@ def held_gradients_kernel(
 
         more_dw = ()
         more_db = ()
+        more_dgate = ()
         for i in gl.static_range(PIECES):
             cols = lanes + i * PIECE
             x = x_rings[i].index(slot).load(layout).to(gl.float32)
@@ -250,12 +249,10 @@ def held_gradients_kernel(
             added = 0.0
             if added_ptr is not None:
                 added = added_rings[i].index(slot).load(layout).to(gl.float32)
+            if source_ptr is not None:
+                source = source_rings[i].index(slot).load(layout).to(gl.float32)
             if STAGES == 1:
-                _begin_copy(x_rings[i], slot, x_ptr, x_stride, row + step, last, cols, N)
-                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, row + step, last, cols, N)
-                if added_ptr is not None:
-                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, row + step, last, cols, N)
-                async_copy.commit_group()
+                _begin_copies(i, matrices, slot, row + step, last, cols, N)
             scale = _scale(i, weight_ptr, kept, lanes, N, layout, ZERO_CENTERED, SHARED, PIECE)
             h, own, a, slope = _gated(x, dy, added, GATE, SIGMOID)
             xhat = (h - mean) * rstd
@@ -269,6 +266,9 @@ def held_gradients_kernel(
             elif added_ptr is not None:
                 dx += added
                 second = dx
+            if gate_ptr is not None:
+                more_dgate = more_dgate + (dgate[i] + dx * source,)
+                dx = dx * gl.load(gate_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
             if dresidual_ptr is not None:
                 gl.store(dresidual_ptr + row * N + cols, second.to(dresidual_ptr.dtype.element_ty), mask=cols < N)
             gl.store(dx_ptr + row * N + cols, dx.to(dx_ptr.dtype.element_ty), mask=cols < N)
@@ -277,14 +277,11 @@ def held_gradients_kernel(
                 more_db = more_db + (db[i] + own,)
         dw = more_dw
         db = more_db
+        dgate = more_dgate
         if STAGES > 1:
             ahead = row + STAGES * step
             for i in gl.static_range(PIECES):
-                _begin_copy(x_rings[i], slot, x_ptr, x_stride, ahead, last, lanes + i * PIECE, N)
-                _begin_copy(dy_rings[i], slot, dy_ptr, dy_stride, ahead, last, lanes + i * PIECE, N)
-                if added_ptr is not None:
-                    _begin_copy(added_rings[i], slot, added_ptr, added_stride, ahead, last, lanes + i * PIECE, N)
-                async_copy.commit_group()
+                _begin_copies(i, matrices, slot, ahead, last, lanes + i * PIECE, N)
             slot = (slot + 1) % STAGES
     async_copy.wait_group(0)
 
@@ -295,12 +292,16 @@ def held_gradients_kernel(
             gl.store(dw_ptr + group * N + cols, dw[i].to(dw_ptr.dtype.element_ty), mask=cols < N)
         if db_ptr is not None:
             gl.store(db_ptr + group * N + cols, db[i].to(db_ptr.dtype.element_ty), mask=cols < N)
+        if dgate_ptr is not None:
+            gl.store(dgate_ptr + group * N + cols, dgate[i].to(dgate_ptr.dtype.element_ty), mask=cols < N)
 
 
 @gluon.jit
-def _sum(i: gl.constexpr, rings, residual_rings, residual_ptr, sum_ptr, layout: gl.constexpr):
+def _sum(i: gl.constexpr, rings, residual_rings, residual_ptr, sum_ptr, gate_ptr, cols, N, layout: gl.constexpr):
     """Piece i of the row that is normed, in fp32: x, or its sum with a residual, rounded as it is stored."""
     x = rings[i].index(0).load(layout).to(gl.float32)
+    if gate_ptr is not None:
+        x *= gl.load(gate_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
     if residual_ptr is not None:
         x += residual_rings[i].index(0).load(layout).to(gl.float32)
         x = x.to(sum_ptr.dtype.element_ty).to(gl.float32)
@@ -309,26 +310,29 @@ def _sum(i: gl.constexpr, rings, residual_rings, residual_ptr, sum_ptr, layout: 
 
 @gluon.jit(do_not_specialize=ROW_COUNTS)
 def held_forward_kernel(
-    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr,
+    x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr, gate_ptr,
     x_stride, residual_stride, weight_stride, M, N, eps, lower, upper,
     ZERO_CENTERED: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """y, mean, rstd, and the sum of x and the residual as it is stored, which is normed. One program: a row.
 
-    bias_ptr, mean_ptr, bits_ptr, and residual_ptr with sum_ptr, are None if the op has none. Weight and bias are those
-    of the row's sample, as in ``held_gradients_kernel``. Of the STAGES the first is used.
+    bias_ptr, mean_ptr, bits_ptr, and residual_ptr with sum_ptr, are None if the op has none, as gate_ptr is, by which x
+    is multiplied before that sum. Weight, bias and gate are those of the row's sample, as in ``held_gradients_kernel``.
+    Of the STAGES the first is used.
     """
     WARPS: gl.constexpr = gl.num_warps()
     BLOCKS: gl.constexpr = gl.num_ctas()
     LANES: gl.constexpr = 32 * WARPS * VECTOR
     PIECE: gl.constexpr = BLOCKS * LANES
-    layout: gl.constexpr = _in_registers(VECTOR, WARPS, BLOCKS)
+    layout: gl.constexpr = in_registers(VECTOR, WARPS, BLOCKS)
     each: gl.constexpr = gl.SliceLayout(1, layout)
     row = gl.program_id(0).to(gl.int64)
     if weight_ptr is not None:
         weight_ptr += row // M * weight_stride
     if bias_ptr is not None:
         bias_ptr += row // M * weight_stride
+    if gate_ptr is not None:
+        gate_ptr += row // M * weight_stride
     ranks = gl.arange(0, BLOCKS, each)
     lanes = ranks[:, None] * LANES + gl.arange(0, LANES, gl.SliceLayout(0, layout))[None, :]
     rings = _rings(x_ptr, PIECES, STAGES, LANES)
@@ -347,9 +351,9 @@ def held_forward_kernel(
     async_copy.wait_group(0)
     total = gl.zeros([BLOCKS, LANES], gl.float32, layout)
     for i in gl.static_range(PIECES):
-        x = _sum(i, rings, residual_rings, residual_ptr, sum_ptr, layout)
+        cols = lanes + i * PIECE
+        x = _sum(i, rings, residual_rings, residual_ptr, sum_ptr, gate_ptr, cols, N, layout)
         if residual_ptr is not None:
-            cols = lanes + i * PIECE
             gl.store(sum_ptr + row * N + cols, x.to(sum_ptr.dtype.element_ty), mask=cols < N)
         total += x
     mean = gl.zeros([BLOCKS, 1], gl.float32, layout)
@@ -362,9 +366,10 @@ def held_forward_kernel(
 
     squares = gl.zeros([BLOCKS, LANES], gl.float32, layout)
     for i in gl.static_range(PIECES):
-        centred = _sum(i, rings, residual_rings, residual_ptr, sum_ptr, layout) - mean
+        cols = lanes + i * PIECE
+        centred = _sum(i, rings, residual_rings, residual_ptr, sum_ptr, gate_ptr, cols, N, layout) - mean
         if i == PIECES - 1:
-            centred = gl.where(lanes + i * PIECE < N, centred, 0.0)
+            centred = gl.where(cols < N, centred, 0.0)
         squares += centred * centred
     total, _ = over_blocks(gl.sum(squares, axis=1), n, place, turn)
     deviation = gl.sqrt_rn(gl.div_rn(total, n) + eps)
@@ -375,7 +380,8 @@ def held_forward_kernel(
     for i in gl.static_range(PIECES):
         cols = lanes + i * PIECE
         scale = _scale(i, weight_ptr, (), lanes, N, layout, ZERO_CENTERED, 0, PIECE)
-        z = (_sum(i, rings, residual_rings, residual_ptr, sum_ptr, layout) - mean) * rstd * scale
+        x = _sum(i, rings, residual_rings, residual_ptr, sum_ptr, gate_ptr, cols, N, layout)
+        z = (x - mean) * rstd * scale
         if bias_ptr is not None:
             z += gl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
         if bits_ptr is not None:

@@ -9,9 +9,13 @@
     dx     = (wdy - (xhat * c1 + c2)) * rstd
     dscale = sum over the rows of a sample of dy * xhat,  dshift = that of dy
 
-scale and shift of a row are those of its sample, row // S, whatever tile the row is in: S need not fill one. fp32
-inside, one rounding at each store. x and dy have row strides of their own, scale and shift have one. dscale and dshift
-are summed per group of rows of one sample, then over its groups, each in a fixed order: no atomics. Samples of few rows
+After a residual, s = residual + gate * x is normed, rounded as it is stored. With ``added``, the cotangent of s:
+
+    ds = (dx above) + added,  dresidual = ds,  dx = gate * ds,  dgate = sum over the rows of a sample of ds * x
+
+scale, shift and gate of a row are those of its sample, row // S, whatever tile the row is in: S need not fill one. fp32
+inside, one rounding at each store. What has rows has a row stride of its own, what samples have has one. The sums of
+samples are those of groups of their rows, then over these, each in a fixed order: no atomics. Samples of few rows
 are no work for a program: there the terms of every row are stored, and then added up. Wide rows are held (``held``).
 """
 
@@ -27,10 +31,11 @@ from torch import Tensor
 from normcheck.impls.kernels import backward as plain_backward
 from normcheck.impls.kernels import forward as plain_forward
 from normcheck.impls.kernels.backward import TILES, WIDE, load_statistics, sum_groups
-from normcheck.impls.kernels.forward import load_tile
+from normcheck.impls.kernels.forward import load_sum, load_tile
+from normcheck.impls.kernels.gated import TILES as GATED_TILES
 from normcheck.impls.kernels.holds import Hold, can_hold, room_on
 from normcheck.impls.kernels.launch import launch
-from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, tile, turns
+from normcheck.impls.kernels.tiles import ROW_COUNTS, Tile, ceil_div, group_rows, loading, tile, turns
 
 MAX_BLOCK = 8192
 """Columns of the widest rows that one program holds; wider ones are read again."""
@@ -43,6 +48,9 @@ FEW_ROWS = 16
 
 MOST_HELD = 65535
 """Samples whose rows are held in the backward: so many programs a grid has along its second axis."""
+
+LOADED = 3
+"""What is loaded in each turn of the gradients' loop: x, dy and scale; as many more after a residual."""
 
 _COUNTS = (*ROW_COUNTS, "S", "B")
 
@@ -63,22 +71,33 @@ def store_y(x, mean, rstd, scale_ptr, shift_ptr, y_ptr, rows, cols, S, stride, N
 
 @triton.jit(do_not_specialize=_COUNTS)
 def modulated_kernel(
-    x_ptr, scale_ptr, shift_ptr, y_ptr, mean_ptr, rstd_ptr, x_stride, stride, M, N, S, eps,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    x_ptr, scale_ptr, shift_ptr, y_ptr, mean_ptr, rstd_ptr, residual_ptr, sum_ptr, gate_ptr,
+    x_stride, residual_stride, stride, M, N, S, eps, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """One program: ROWS whole rows, the first BLOCK columns of which stay in registers. mean_ptr: None if rmsnorm."""
+    """One program: ROWS whole rows, the first BLOCK columns of which stay in registers. mean_ptr: None if rmsnorm;
+    residual_ptr, sum_ptr and gate_ptr: None if no residual is added.
+    """
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     here = (rows < M)[:, None]
     first_cols = tl.arange(0, BLOCK)
     first_mask = here & (first_cols < N)[None, :]
-    first = load_tile(x_ptr, rows, first_cols, x_stride, first_mask)
+    first = load_sum(
+        x_ptr, residual_ptr, sum_ptr, rows, first_cols, x_stride, residual_stride, N, first_mask, gate_ptr, S, stride
+    )
     n = tl.full((ROWS,), N, tl.float32)
     mean = tl.zeros((ROWS,), tl.float32)
-    if mean_ptr is not None:
-        total = first
+    total = first
+    if mean_ptr is not None or residual_ptr is not None:
         for start in range(BLOCK, N, BLOCK):
             cols = start + first_cols
-            total += load_tile(x_ptr, rows, cols, x_stride, here & (cols < N)[None, :])
+            mask = here & (cols < N)[None, :]
+            total += load_sum(
+                x_ptr, residual_ptr, sum_ptr, rows, cols, x_stride, residual_stride, N, mask, gate_ptr, S, stride
+            )
+    if residual_ptr is not None:  # from here on the stored sum is read, which other threads may have stored
+        tl.debug_barrier()
+        x_ptr, x_stride = sum_ptr, N
+    if mean_ptr is not None:
         mean = tl.div_rn(tl.sum(total, axis=1), n)
         tl.store(mean_ptr + rows, mean, mask=rows < M)
     centered = tl.where(first_mask, first - mean[:, None], 0.0)
@@ -134,19 +153,22 @@ def modulated_row_sums_kernel(
 @triton.jit(do_not_specialize=_COUNTS)
 def modulated_gradients_kernel(
     dy_ptr, x_ptr, scale_ptr, mean_ptr, rstd_ptr, c1_ptr, c2_ptr, dx_ptr, dscale_ptr, dshift_ptr,
-    dy_stride, x_stride, stride, M, N, S, group_rows, groups,
+    added_ptr, dresidual_ptr, source_ptr, gate_ptr, dgate_ptr,
+    dy_stride, x_stride, added_stride, source_stride, stride, M, N, S, group_rows, groups,
     SUMS: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx, and the sums of dscale and dshift of one group of rows. One program: BLOCK columns of group_rows rows.
 
     With SUMS a sample has ``groups`` of them; else dscale_ptr and dshift_ptr get the terms of each row. c1_ptr is None
-    if a block holds whole rows.
+    if a block holds whole rows. x is what is normed, source what the gate multiplies; these, from added_ptr to
+    dgate_ptr, are None if no residual is added.
     """
     group = tl.program_id(0).to(tl.int64)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     n = tl.full((ROWS,), N, tl.float32)
     dscale = tl.zeros((ROWS, BLOCK), tl.float32)
     dshift = tl.zeros((ROWS, BLOCK), tl.float32)
+    dgate = tl.zeros((ROWS, BLOCK), tl.float32)
     if SUMS:
         sample = group // groups
         first = sample * S + (group % groups) * group_rows
@@ -171,7 +193,17 @@ def modulated_gradients_kernel(
             if mean_ptr is not None:
                 c2 = tl.load(c2_ptr + rows, mask=rows < last, other=0.0)
         at = rows[:, None] * N + cols[None, :]
-        tl.store(dx_ptr + at, (wdy - (xhat * c1[:, None] + c2[:, None])) * rstd[:, None], mask=mask)
+        dx = (wdy - (xhat * c1[:, None] + c2[:, None])) * rstd[:, None]
+        if gate_ptr is not None:
+            dx += load_tile(added_ptr, rows, cols, added_stride, mask)
+            tl.store(dresidual_ptr + at, dx, mask=mask)
+            of_gate = dx * load_tile(source_ptr, rows, cols, source_stride, mask)
+            if SUMS:
+                dgate += of_gate
+            else:
+                tl.store(dgate_ptr + at, of_gate, mask=mask)
+            dx *= load_tile(gate_ptr, rows // S, cols, stride, mask)
+        tl.store(dx_ptr + at, dx, mask=mask)
         if SUMS:
             dscale += dy * xhat
             dshift += dy
@@ -181,26 +213,20 @@ def modulated_gradients_kernel(
     if SUMS:
         tl.store(dscale_ptr + group * N + cols, tl.sum(dscale, axis=0), mask=cols < N)
         tl.store(dshift_ptr + group * N + cols, tl.sum(dshift, axis=0), mask=cols < N)
+        if gate_ptr is not None:
+            tl.store(dgate_ptr + group * N + cols, tl.sum(dgate, axis=0), mask=cols < N)
 
 
 @triton.jit(do_not_specialize=_COUNTS)
-def sum_parts_kernel(
-    dscale_parts_ptr, dshift_parts_ptr, dscale_ptr, dshift_ptr, B, groups, N,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def sum_parts_kernel(parts_ptr, out_ptr, B, groups, N, ROWS: tl.constexpr, BLOCK: tl.constexpr):
     """Sum parts (B, groups, N) fp32 over the groups of each sample, in their order. One program: ROWS samples."""
     samples = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     cols = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     mask = (samples < B)[:, None] & (cols < N)[None, :]
-    dscale = tl.zeros((ROWS, BLOCK), tl.float32)
-    dshift = tl.zeros((ROWS, BLOCK), tl.float32)
+    total = tl.zeros((ROWS, BLOCK), tl.float32)
     for group in range(groups):
-        parts = samples * groups + group
-        dscale += load_tile(dscale_parts_ptr, parts, cols, N, mask)
-        dshift += load_tile(dshift_parts_ptr, parts, cols, N, mask)
-    at = samples[:, None] * N + cols[None, :]
-    tl.store(dscale_ptr + at, dscale, mask=mask)
-    tl.store(dshift_ptr + at, dshift, mask=mask)
+        total += load_tile(parts_ptr, samples * groups + group, cols, N, mask)
+    tl.store(out_ptr + samples[:, None] * N + cols[None, :], total, mask=mask)
 
 
 @cache
@@ -209,8 +235,10 @@ def _tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
 
 
 @cache
-def _gradients_tile(M: int, N: int, *, on_gpu: bool, max_block: int) -> Tile:
-    return tile(M, N, on_gpu=on_gpu, elements=2 * ELEMENTS, max_block=max_block, chosen=TILES, wide=WIDE)
+def _gradients_tile(M: int, N: int, *, on_gpu: bool, max_block: int, itemsize: int, loaded: int) -> Tile:
+    chosen = TILES if loaded == LOADED else GATED_TILES
+    t = tile(M, N, on_gpu=on_gpu, elements=2 * ELEMENTS, max_block=max_block, chosen=chosen, wide=WIDE)
+    return loading(t, loaded, itemsize)
 
 
 def forward(
@@ -220,35 +248,43 @@ def forward(
     *,
     eps: float,
     centered: bool,
+    residual: Tensor | None = None,
+    gate: Tensor | None = None,
     max_block: int = MAX_BLOCK,
     how: Hold | None = None,
 ) -> dict[str, Tensor]:
     """Norm the rows of x (M, N) and modulate them by scale and shift (B, N), of one row stride; each has M / B rows.
 
-    Returns y (M, N) in the dtype of x, rstd (M,) in fp32 and, if it is ``centered``, mean (M,). ``max_block``: a limit
-    in place of MAX_BLOCK; ``how``: in place of the hold that is chosen for N.
+    With a ``residual`` (M, N), in a dtype of its own, and ``gate`` (B, N), in the dtype and with the row stride of
+    scale, what is normed is residual + gate * x, as it is stored in the dtype of the residual: residual_out.
+    Returns y (M, N) in the dtype of x, rstd (M,) in fp32, if it is ``centered`` mean (M,), and residual_out (M, N).
+    ``max_block``: a limit in place of MAX_BLOCK; ``how``: in place of the hold that is chosen for N.
     """
     (M, N), B = x.shape, scale.shape[0]
     y = torch.empty((M, N), dtype=x.dtype, device=x.device)
     names = ("rstd", "mean") if centered else ("rstd",)
     saved = {name: torch.empty((M,), dtype=torch.float32, device=x.device) for name in names}
-    if how is None and x.is_cuda and room_on(x.device) and can_hold(N, x):
-        how = plain_forward.hold(N, x.element_size(), x.element_size())
+    sums = None if residual is None else torch.empty((M, N), dtype=residual.dtype, device=x.device)
+    rows = (x,) if residual is None else (x, residual)
+    sizes = [matrix.element_size() for matrix in rows]
+    if how is None and x.is_cuda and room_on(x.device) and can_hold(N, *rows):
+        how = plain_forward.hold(N, max(sizes), sum(sizes))
+    statistics = (y, saved.get("mean"), saved["rstd"])
+    strides = (x.stride(0), None if residual is None else residual.stride(0), scale.stride(0))
     if M and how is not None:
         from normcheck.impls.kernels.held import held_forward_kernel
 
         launch(
-            held_forward_kernel, (M,), x, scale, shift, y, saved.get("mean"), saved["rstd"], None, None, None,
-            x.stride(0), None, scale.stride(0), M // B, N, eps, 0.0, 0.0,
-            ZERO_CENTERED=True, **how.constants(N, x.element_size()),
+            held_forward_kernel, (M,), x, scale, shift, *statistics, None, residual, sums, gate,
+            *strides, M // B, N, eps, 0.0, 0.0, ZERO_CENTERED=True, **how.constants(N, max(sizes)),
         )  # fmt: skip
     elif M:
         t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
         launch(
-            modulated_kernel, (ceil_div(M, t.rows),), x, scale, shift, y, saved.get("mean"), saved["rstd"],
-            x.stride(0), scale.stride(0), M, N, M // B, eps, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
+            modulated_kernel, (ceil_div(M, t.rows),), x, scale, shift, *statistics, residual, sums, gate,
+            *strides, M, N, M // B, eps, ROWS=t.rows, BLOCK=t.block, num_warps=t.warps,
         )  # fmt: skip
-    return {"y": y, **saved}
+    return {"y": y, **saved} if sums is None else {"y": y, "residual_out": sums, **saved}
 
 
 def backward(
@@ -258,6 +294,9 @@ def backward(
     *,
     rstd: Tensor,
     mean: Tensor | None,
+    source: Tensor | None = None,
+    gate: Tensor | None = None,
+    added: Tensor | None = None,
     max_block: int = MAX_BLOCK,
     few_rows: int = FEW_ROWS,
     how: Hold | None = None,
@@ -266,22 +305,28 @@ def backward(
 
     Returns dx (M, N) in the dtype of x, and dscale and dshift (B, N) in that of scale, 0 if M == 0. ``few_rows``: a
     limit in place of FEW_ROWS; ``how``: in place of the hold that is chosen for N, if samples have more rows.
+    After a residual, x is residual_out, ``source`` (M, N) what ``gate``, as of forward, has multiplied, and ``added``
+    (M, N) the cotangent of residual_out, in its dtype; returns dx in the dtype of source, dresidual in that of x, and
+    dresidual_gate as dscale.
     """
     (M, N), B = x.shape, scale.shape[0]
-    dx = torch.empty((M, N), dtype=x.dtype, device=x.device)
+    summed = source is not None
+    dx = torch.empty((M, N), dtype=x.dtype if source is None else source.dtype, device=x.device)
+    names = ("dscale", "dshift", "dresidual_gate") if summed else ("dscale", "dshift")
     make = torch.empty if M else torch.zeros
-    sums = [make((B, N), dtype=scale.dtype, device=x.device) for _ in range(2)]
-    out = {"dx": dx, "dscale": sums[0], "dshift": sums[1]}
+    sums = make((len(names), B, N), dtype=scale.dtype, device=x.device)
+    out = {"dx": dx, **dict(zip(names, sums, strict=True))}
+    if summed:
+        out["dresidual"] = torch.empty((M, N), dtype=x.dtype, device=x.device)
     if not M:
         return out
     S, rstd, mean = M // B, rstd.contiguous(), None if mean is None else mean.contiguous()
-    t, itemsize, by_sample = (
-        _gradients_tile(M, N, on_gpu=x.is_cuda, max_block=max_block),
-        x.element_size(),
-        few_rows <= S,
-    )
-    if how is None and by_sample and B <= MOST_HELD and x.is_cuda and room_on(x.device) and can_hold(N, x, dy):
-        how = plain_backward.hold(N, itemsize, scale.element_size(), with_bias=True)
+    rows, by_sample = [matrix for matrix in (dy, x, added, source) if matrix is not None], few_rows <= S
+    itemsize = max(matrix.element_size() for matrix in rows)
+    t = _gradients_tile(M, N, on_gpu=x.is_cuda, max_block=max_block, itemsize=itemsize, loaded=LOADED * (1 + summed))
+    if how is None and by_sample and B <= MOST_HELD and x.is_cuda and room_on(x.device) and can_hold(N, *rows):
+        with_sum = {"with_residual": summed, "with_gate": summed}
+        how = plain_backward.hold(N, itemsize, scale.element_size(), with_bias=True, **with_sum)
     per_group = group_rows(S, t.rows, max(t.groups // B, 1)) if by_sample else t.rows
     groups = ceil_div(S, per_group) if by_sample else S
     if how is not None:
@@ -289,8 +334,10 @@ def backward(
     programs = B * groups if by_sample else ceil_div(M, per_group)
     parts = sums
     if groups > 1:
-        parts = [torch.empty((B * groups, N), dtype=torch.float32, device=x.device) for _ in sums]
+        parts = torch.empty((len(names), B * groups, N), dtype=torch.float32, device=x.device)
     strides = (dy.stride(0), x.stride(0), scale.stride(0))
+    of_sum = (added, out["dresidual"], source, gate, parts[2]) if summed else (None,) * 5
+    own_strides = [None if matrix is None else matrix.stride(0) for matrix in (added, source)]
     shared = {"ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
     c1 = c2 = None
     if t.block < N and how is None:
@@ -301,21 +348,24 @@ def backward(
         from normcheck.impls.kernels.held import held_gradients_kernel
 
         launch(
-            held_gradients_kernel, (groups, B), dy, x, scale, mean, rstd, None, dx, *parts, None, None,
-            *strides[:2], None, strides[2], S, N, ZERO_CENTERED=True, GATE=0, SIGMOID=False,
+            held_gradients_kernel, (groups, B), dy, x, scale, mean, rstd, None, dx, *parts[:2], *of_sum,
+            *strides[:2], *own_strides, strides[2], S, N, ZERO_CENTERED=True, GATE=0, SIGMOID=False,
             **how.looped(N, itemsize),
         )  # fmt: skip
     else:
         launch(
-            modulated_gradients_kernel, (programs, ceil_div(N, t.block)), dy, x, scale, mean, rstd, c1, c2, dx, *parts,
-            *strides, M, N, S, per_group, groups, SUMS=by_sample, **shared, STAGES=t.stages,
+            modulated_gradients_kernel, (programs, ceil_div(N, t.block)),
+            dy, x, scale, mean, rstd, c1, c2, dx, *parts[:2], *of_sum,
+            *strides[:2], *own_strides, strides[2], M, N, S, per_group, groups,
+            SUMS=by_sample, **shared, STAGES=t.stages,
         )  # fmt: skip
-    if groups > 1 and by_sample:  # a sample has many groups, and there are few samples
-        names = ("dscale", "dshift")
-        sum_groups(dict(zip(names, parts, strict=True)), {name: out[name] for name in names}, samples=B)
-    elif groups > 1:
-        of_sums = _tile(B, N, on_gpu=x.is_cuda, max_block=max_block)
-        grid = (ceil_div(B, of_sums.rows), ceil_div(N, of_sums.block))
-        size = {"ROWS": of_sums.rows, "BLOCK": of_sums.block, "num_warps": of_sums.warps}
-        launch(sum_parts_kernel, grid, *parts, *sums, B, groups, N, **size)
+    if groups == 1:
+        return out
+    parts, sums, samples = parts.flatten(0, 1), sums.flatten(0, 1), len(names) * B
+    if by_sample:  # a sample has many groups, and there are few samples
+        sum_groups({"": parts}, {"": sums}, samples=samples)
+    else:
+        s = _tile(samples, N, on_gpu=x.is_cuda, max_block=max_block)
+        grid, size = (ceil_div(samples, s.rows), ceil_div(N, s.block)), {"ROWS": s.rows, "BLOCK": s.block}
+        launch(sum_parts_kernel, grid, parts, sums, samples, groups, N, **size, num_warps=s.warps)
     return out

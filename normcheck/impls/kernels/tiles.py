@@ -10,6 +10,9 @@ BYTE = 8
 """Bits in a byte of the bitmask: no tile is narrower."""
 
 
+_ON_THE_WAY = 192 << 10
+"""Bytes of shared memory for what is loaded ahead, of the 227 KiB of a multiprocessor of Hopper."""
+
 ROW_COUNTS = ("M", "group_rows", "groups")
 """Arguments for which Triton must not compile a kernel anew: how many rows there are changes nothing in its code."""
 
@@ -72,6 +75,12 @@ def tile(
         best = chosen[block]
         return replace(best, rows=min(best.rows, power_of_two(M)))
     return Tile(rows=rows, block=block, warps=min(max(rows * block // per_warp, 1), 16))
+
+
+def loading(t: Tile, loaded: int, itemsize: int) -> Tile:
+    """``t``, with fewer stages if what they load ahead, ``loaded`` tiles of ``itemsize`` bytes each, has no room."""
+    ahead = _ON_THE_WAY // (loaded * t.rows * t.block * itemsize)
+    return replace(t, stages=max(1, min(t.stages, 1 + ahead)))
 
 
 def turns(M: int, rows: int, groups: int) -> int:
