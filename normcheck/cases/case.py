@@ -19,6 +19,7 @@ from normcheck.cases.layouts import (
     OF_ROW_GROUPS,
     OF_WEIGHTS,
     RANK4,
+    SAMPLES_STRIDED,
     TRAILING,
     WEIGHT_INTERLEAVED,
     WEIGHT_STACKED,
@@ -214,8 +215,8 @@ class Case:
         """The elements behind each row of x and of dy; of heads an average, rounded up."""
         if self.layout == HEADS:
             return MappingProxyType({"x": math.ceil(self.head_strides[0] / self.heads) - self.N, "dy": 0})
-        own = {"x": ("x_strided", "strided", "rank3_strided"), "dy": ("dy_strided", "strided", "rank3_strided")}
-        return MappingProxyType({name: self.gap * (self.layout in layouts) for name, layouts in own.items()})
+        one = {"x": "dy_strided", "dy": "x_strided"}  # has no gap in this layout
+        return MappingProxyType({name: self.gap * (self.layout != packed) for name, packed in one.items()})
 
     @property
     def room(self) -> int:
@@ -273,12 +274,15 @@ class Case:
         return " ".join([*words, *(f"{name}={value!r}" for name, value in self.options)])
 
 
+_REFUSED_LAYOUTS = ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED, SAMPLES_STRIDED)
+
+
 def unusual(case: Case) -> tuple[str, ...]:
     """The words of its line that many kernels refuse. A clear refusal of these is as good as an answer."""
     refusable = {
         "M=0": case.M == 0,
         f"N={case.N}": case.N > MOST_COLUMNS or bool(case.channels and case.N == 1),
-        f"layout={case.layout}": case.layout in ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED, *EXPANDED),
+        f"layout={case.layout}": case.layout in (*_REFUSED_LAYOUTS, *EXPANDED),
         "weight_dtype=fp32": case.weight_dtype == "fp32" and case.dtype != "fp32",
         f"head={case.head}": case.rotates and case.of_heads.columns.bit_count() > 1,
         "residual_dtype=fp32": case.residual_dtype == "fp32" and case.dtype != "fp32",
@@ -293,8 +297,7 @@ def without_unusual(case: Case) -> Case:
     plain = replace(plain, head="64") if f"head={case.head}" in unusual(case) else plain
     if case.layout in EXPANDED:
         return replace(plain, layout="contiguous", dy="normal")
-    refused = case.layout in ("misaligned", CHANNELS_LAST, WEIGHT_STRIDED)
-    return replace(plain, layout="contiguous") if refused else plain
+    return replace(plain, layout="contiguous", gap=0) if case.layout in _REFUSED_LAYOUTS else plain
 
 
 def without_seed(case: Case) -> Case:

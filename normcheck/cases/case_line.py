@@ -17,6 +17,7 @@ from normcheck.cases.layouts import (
     OF_CHANNELS,
     OF_ROW_GROUPS,
     OF_SAMPLES,
+    OF_TOKENS,
     STRIDED,
     TRAILING,
     WEIGHT_STRIDED,
@@ -159,8 +160,8 @@ def _validate_channels(case: Case) -> None:
 def _validate_heads(case: Case) -> None:
     """Raise UsageError unless the columns of a case are heads of q, of k and of v, and a head has what is rotated."""
     own = case.of_heads
-    if case.layout not in OF_SAMPLES:
-        raise UsageError(f"layout={case.layout}: expected {one_of(OF_SAMPLES)} for {case.op}, whose x is (T, N)")
+    if case.layout not in OF_TOKENS:
+        raise UsageError(f"layout={case.layout}: expected {one_of(OF_TOKENS)} for {case.op}, whose x is (T, N)")
     if not case.weight:
         raise UsageError(f"weights=none: expected a kind of data, of the weights of q and k of {case.op}")
     if own.columns % 2 or 3 * own.columns > case.N or int(case.head) % 2:

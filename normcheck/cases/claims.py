@@ -15,9 +15,10 @@ from normcheck.cases.layouts import (
     HEAD_SIZES,
     HEADS,
     OF_CHANNELS,
-    OF_SAMPLES,
+    OF_TOKENS,
     OF_WEIGHTS,
     RANK4,
+    SAMPLES_STRIDED,
     STRIDED,
     TRAILING,
     WEIGHT_STRIDED,
@@ -259,7 +260,8 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
         layouts += [layout for layout in taken if op.of_row_groups or layout == WEIGHT_STRIDED]
     layouts += [HEADS] * (implementation.heads and not op.by_name)
     if op.modulated or op.rotary:
-        layouts = [layout for layout in layouts if layout in OF_SAMPLES]
+        of_samples = [SAMPLES_STRIDED] * (implementation.strided and op.modulated)
+        layouts = [*(layout for layout in layouts if layout in OF_TOKENS), *of_samples]
     if op.grouped:
         of_channels = [CHANNELS_LAST] * implementation.strided
         layouts = [layout for layout in (*layouts, *of_channels) if layout in OF_CHANNELS]

@@ -70,6 +70,13 @@ def placed(
     return buffer.view(dtype).as_strided(shape, stride, band + shift)
 
 
+def restrided(tensor: Tensor, stride: tuple[int, ...]) -> Tensor:
+    """A copy of ``tensor``, bit for bit, with other strides, in a buffer of its own."""
+    moved = placed(tuple(tensor.shape), stride, tensor.dtype, tensor.device.type)
+    as_integers(moved).copy_(as_integers(tensor))
+    return moved
+
+
 def copy(tensor: Tensor, pattern: Pattern) -> Tensor:
     """A copy of ``tensor`` and of its whole buffer, with ``pattern`` in place of NAN."""
     bits = _bits(tensor)

@@ -29,8 +29,16 @@ from normcheck.cases.data_kinds import (
     weights,
 )
 from normcheck.cases.dtypes import FORMATS, Format
-from normcheck.cases.guard_bands import as_integers, elements, placed, untouched
-from normcheck.cases.layouts import CHANNELS_LAST, EXPANDED, HEADS, OF_ROW_GROUPS, TRAILING, WEIGHT_STRIDED
+from normcheck.cases.guard_bands import as_integers, elements, placed, restrided, untouched
+from normcheck.cases.layouts import (
+    CHANNELS_LAST,
+    EXPANDED,
+    HEADS,
+    OF_ROW_GROUPS,
+    SAMPLES_STRIDED,
+    TRAILING,
+    WEIGHT_STRIDED,
+)
 from normcheck.cases.of_samples import (
     SLAB_ELEMENTS,
     fill_both,
@@ -157,12 +165,10 @@ def format_of(dtype: torch.dtype) -> Format:
 
 def make(case: Case, op: Op, device: str) -> Inputs:
     """The tensors of ``case`` on ``device`` ("cpu" or "cuda"), on a CPU by one kernel if that works."""
-    if case.layout == HEADS:
-        return _with_heads(case, make(replace(case, layout="contiguous", gap=0), op, device), device)
+    if case.layout in (HEADS, CHANNELS_LAST, SAMPLES_STRIDED):
+        return _moved(case, make(replace(case, layout="contiguous", gap=0), op, device))
     if case.layout in OF_ROW_GROUPS:
         return _with_row_groups(case, op, make(replace(case, layout="contiguous", weight_groups=0), op, device), device)
-    if case.layout == CHANNELS_LAST:
-        return _with_channels_last(make(replace(case, layout="contiguous"), op, device), device)
     made = _unfilled(case, device)
     known = case.weights in (*WEIGHT_KINDS, NO_WEIGHT)
     if known and device == "cpu" and _kernel_fits(case.dtype, case.weight_format):
@@ -178,8 +184,7 @@ def make(case: Case, op: Op, device: str) -> Inputs:
         if made.residual_gate is not None:
             fill_residual_gate(case, made.residual_gate)
     elif made.scale is not None:
-        u = float(uniform(hashed(case.seed, [(_SCALE, 0, 1)], "cpu")))
-        made.scale.fill_(SCALE_VALUES[case.scale](u))
+        made.scale.fill_(SCALE_VALUES[case.scale](float(uniform(hashed(case.seed, [(_SCALE, 0, 1)], "cpu")))))
     if made.residual is not None:
         _fill_residual(case, made)
     if case.rank > 2:
@@ -190,11 +195,18 @@ def make(case: Case, op: Op, device: str) -> Inputs:
     return made
 
 
-def _with_heads(case: Case, packed: Inputs, device: str) -> Inputs:
-    """The same numbers with x as heads, (T, H, N), in a buffer of NaN."""
-    x = placed(case.shape, (*case.head_strides, 1), packed.x.dtype, device)
-    as_integers(x).copy_(as_integers(packed.x.view(case.shape)))
-    return replace(packed, x=x, dy=packed.dy.view(case.shape))
+def _moved(case: Case, packed: Inputs) -> Inputs:
+    """The same numbers, but x, and what else has its shape, in the strides of the layout and in buffers of NaN.
+
+    dy of heads stays packed, and of channels-last memory if the seed is odd: what follows need not keep the layout."""
+    _, middle, last = case.shape
+    names, strides = {
+        HEADS: (("x",), (*case.head_strides, 1)),
+        CHANNELS_LAST: (("x", "dy")[: 2 - case.seed % 2], (middle * last, 1, middle)),
+        SAMPLES_STRIDED: (_OF_ROWS, (middle * last + case.gap, last, 1)),
+    }[case.layout]
+    of_rows = {name: t.view(case.shape) for name, t in packed.named() if name in _OF_ROWS}
+    return replace(packed, **{name: restrided(t, strides) if name in names else t for name, t in of_rows.items()})
 
 
 def _with_row_groups(case: Case, op: Op, packed: Inputs, device: str) -> Inputs:
@@ -203,18 +215,6 @@ def _with_row_groups(case: Case, op: Op, packed: Inputs, device: str) -> Inputs:
     fill_both(case, op, *made)
     both = {name: own for name, own in zip(("weight", "bias"), made, strict=True) if getattr(packed, name) is not None}
     return replace(packed, x=packed.x.view(case.shape), dy=packed.dy.view(case.shape), **both)
-
-
-def _with_channels_last(packed: Inputs, device: str) -> Inputs:
-    """The same numbers with x and dy (B, C, L) in the memory of (B, L, C)."""
-
-    def last(t: Tensor) -> Tensor:
-        samples, channels, length = t.shape
-        moved = placed((samples, channels, length), (channels * length, 1, channels), t.dtype, device)
-        as_integers(moved).copy_(as_integers(t))
-        return moved
-
-    return replace(packed, x=last(packed.x), dy=last(packed.dy))
 
 
 def fill(case: Case, op: Op, made: Inputs) -> None:
@@ -260,10 +260,9 @@ def _fill_residual(case: Case, made: Inputs) -> None:
             x = x * _of_rows(case, made.residual_gate, rows)
         made.residual[rows] = kind(own, x).float()
         made.dresidual_out[rows] = cotangents.float()
-    if case.M and case.rows in _OF_RESIDUAL:
-        _put(made.residual, -1, case.N // 2, _OF_RESIDUAL[case.rows])
-    if case.M and case.dy in _OF_RESIDUAL:
-        _put(made.dresidual_out, 0, case.N // 2, _OF_RESIDUAL[case.dy])
+    for tensor, kind_of_it, row in ((made.residual, case.rows, -1), (made.dresidual_out, case.dy, 0)):
+        if case.M and kind_of_it in _OF_RESIDUAL:
+            _put(tensor, row, case.N // 2, _OF_RESIDUAL[kind_of_it])
 
 
 def _of_rows(case: Case, gate: Tensor, rows: slice) -> Tensor:
@@ -280,6 +279,8 @@ def _fill_gate(case: Case, gate: Tensor) -> None:
         bits = hashed(case.seed, [(_GATE, first * case.N, count)], device)
         n, u = normal(bits).view(-1, case.N), uniform(bits).view(-1, case.N)
         gate[rows] = GATE_VALUES[case.gate](Field(n, u, u[:, :1], case.dtype)).float()
+    if case.M and case.rows == "nan":
+        _put(gate, -1, case.N // 2, _NAN)
 
 
 _OF_RESIDUAL: Mapping[str, Mapping[torch.dtype, int]] = MappingProxyType(

@@ -23,26 +23,33 @@ OF_ROW_GROUPS = (WEIGHT_STACKED, WEIGHT_INTERLEAVED)
 OF_WEIGHTS = (WEIGHT_STRIDED, *OF_ROW_GROUPS)
 """The layouts that say how weight and bias lie. Without a weight they say nothing, or that x has rank 3."""
 
+SAMPLES_STRIDED = "samples_strided"
+"""The layout of an x (B, S, N) that is a part of the tokens of longer samples, as behind those of a text."""
+
 LAYOUTS = (
     *("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided"),
-    *(RANK4, TRAILING, CHANNELS_LAST, *OF_WEIGHTS, HEADS),
+    *(RANK4, TRAILING, CHANNELS_LAST, *OF_WEIGHTS, HEADS, SAMPLES_STRIDED),
 )
 """Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: a gap of
 ``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has
 row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.sum().backward()``; ``heads``: x is
 (T, H, N), the first H heads of each of T tokens in a buffer that has other heads behind them, see ``Case.heads``;
 ``rank4``: (B, S, T, N); ``trailing``: x is (M, A, B) and weight (A, B), normed over A * B = N elements;
-``channels_last``: x and dy (B, C, L) have the strides of (B, L, C); ``weight_strided``: weight and bias have stride 2;
-``weight_stacked``: x is (G, S, N) and weight (G, N), row (g, s) has weight g; ``weight_interleaved``: x is (S, G, N),
-row (s, g) has weight g."""
+``channels_last``: x (B, C, L) has the strides of (B, L, C), and so has dy if the seed is even; ``weight_strided``:
+weight and bias have stride 2; ``weight_stacked``: x is (G, S, N) and weight (G, N), row (g, s) has weight g;
+``weight_interleaved``: x is (S, G, N), row (s, g) has weight g; ``samples_strided``: the gap of x and dy follows each
+sample, not each row."""
 
-STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided")
+STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided", SAMPLES_STRIDED)
 """Layouts with a ``gap``. That of ``heads`` may be 0."""
 
-OF_SAMPLES = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", *EXPANDED)
+OF_TOKENS = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", *EXPANDED)
+"""The layouts of a rotary op, whose x is (T, N) in each."""
+
+OF_SAMPLES = (*OF_TOKENS, SAMPLES_STRIDED)
 """The layouts of a modulated op, whose x is (B, S, N) in each."""
 
-OF_CHANNELS = (*OF_SAMPLES, CHANNELS_LAST, WEIGHT_STRIDED)
+OF_CHANNELS = (*OF_TOKENS, CHANNELS_LAST, WEIGHT_STRIDED)
 """The layouts of a grouped op, whose x is (B, C, L) in each; a gap is behind each sample."""
 
 HEAD_SIZES = (64, 128, 256, 512)

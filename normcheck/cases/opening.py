@@ -9,7 +9,7 @@ from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import CODE_WEIGHTS
 from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import CODES
-from normcheck.cases.layouts import HEADS, OF_ROW_GROUPS
+from normcheck.cases.layouts import HEADS, OF_ROW_GROUPS, SAMPLES_STRIDED
 
 BATCHES = ((1, 1024), (255, 1024), (256, 1024), (257, 1024), (1024, 256), (4096, 64))
 """M and N of cases for a kernel that declares batch invariance: many choose another block from 256 rows on."""
@@ -69,8 +69,9 @@ def _often_refused(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str,
         yield 5, 24, "normal", {**NEUTRAL, "weight_dtype": weight_dtype}
     for layout in claims.layouts[1:]:
         if layout != HEADS:
-            rows = 20 if layout in OF_ROW_GROUPS else 5  # several rows in each of several groups
-            yield rows, 24, "shifted", {**NEUTRAL, "layout": layout}
+            rows = 20 if layout in (*OF_ROW_GROUPS, SAMPLES_STRIDED) else 5  # several rows in each of several groups
+            several = {"samples": "few"} if layout == SAMPLES_STRIDED else {}
+            yield rows, 24, "shifted", {**NEUTRAL, "layout": layout, **several}
     if HEADS in claims.layouts:
         for m, n, gap in _OF_HEADS:
             yield m, n, "shifted", {**NEUTRAL, "layout": HEADS, "gap": gap}

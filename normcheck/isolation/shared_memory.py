@@ -25,6 +25,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import buffer_of
 from normcheck.cases.inputs import torch_dtype
+from normcheck.cases.layouts import SAMPLES_STRIDED
 from normcheck.cases.of_samples import angle_stride, gate_gap, modulation_stride
 from normcheck.cases.ops import OPS
 from normcheck.errors import UnsupportedCase
@@ -326,6 +327,7 @@ def shared_bytes(case: Case) -> int:
         inputs += ((case.M + 1) * (case.N + gate_gap(case)) + band) * item
         outputs += (case.M * case.N + band) * item
     if op.modulated:
+        inputs *= 1 + (case.layout == SAMPLES_STRIDED)  # behind the last sample is room for another
         wide = torch_dtype(case.weight_format).itemsize
         inputs += (2 + op.gates_residual) * ((case.batch + 1) * modulation_stride(case) + band) * wide
         outputs += (2 + op.gates_residual) * (case.batch * case.N + band) * wide
