@@ -20,6 +20,8 @@ from normcheck.cases.layouts import (
     OF_CHANNELS,
     OF_ROW_GROUPS,
     OF_SAMPLES,
+    OF_TOKENS,
+    SAMPLES_STRIDED,
     STRIDED,
     TRAILING,
     WEIGHT_STRIDED,
@@ -56,6 +58,8 @@ def cases(draw: st.DrawFn) -> Case:
     samples = draw(st.sampled_from((*SAMPLES, "1"))) if OPS[op].modulated else ""
     if OPS[op].modulated:
         layout = layout if layout in OF_SAMPLES else "strided"
+    elif layout == SAMPLES_STRIDED:
+        layout = "strided"
     split: dict[str, str] = {}
     if OPS[op].grouped:
         layout = layout if layout in OF_CHANNELS else "strided"
@@ -63,7 +67,7 @@ def cases(draw: st.DrawFn) -> Case:
     elif layout == CHANNELS_LAST:
         layout = "strided"
     if OPS[op].rotary:
-        layout, n = layout if layout in OF_SAMPLES else "strided", n * 6
+        layout, n = layout if layout in OF_TOKENS else "strided", n * 6
         split = {
             "head": draw(st.sampled_from((*HEAD_COLUMNS, "2"))),
             "kv_heads": draw(st.sampled_from((*KV_HEADS, "1"))),

@@ -21,7 +21,17 @@ from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.inputs import Inputs, make
-from normcheck.cases.layouts import CHANNELS_LAST, EXPANDED, HEADS, LAYOUTS, OF_ROW_GROUPS, RANK4, STRIDED, TRAILING
+from normcheck.cases.layouts import (
+    CHANNELS_LAST,
+    EXPANDED,
+    HEADS,
+    LAYOUTS,
+    OF_ROW_GROUPS,
+    RANK4,
+    SAMPLES_STRIDED,
+    STRIDED,
+    TRAILING,
+)
 from normcheck.cases.ops import OPS
 from tests.inner_loop import parametrize
 from tests.some import some
@@ -60,7 +70,7 @@ def golden_cases() -> Iterator[Case]:
     yield case_of("rmsnorm_modulate", "bf16", M=20, weights="probe", weight_dtype="fp32", samples="few")
 
 
-OF_ROWS = tuple(layout for layout in LAYOUTS if layout not in (CHANNELS_LAST, *OF_ROW_GROUPS))
+OF_ROWS = tuple(layout for layout in LAYOUTS if layout not in (CHANNELS_LAST, SAMPLES_STRIDED, *OF_ROW_GROUPS))
 """The layouts of x (M, N), with one weight; that of channels: tests/oracle/test_grouped.py, those of groups of rows:
 tests/checks/test_weight_layouts.py."""
 

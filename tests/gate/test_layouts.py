@@ -184,7 +184,7 @@ def test_a_known_implementation_has_what_it_declares(cli: Cli) -> None:
     assert code == ExitCode.PASS
 
 
-OF_THREE = ("rank3", "heads", "trailing", "channels_last", "weight_stacked")
+OF_THREE = ("rank3", "heads", "trailing", "channels_last", "weight_stacked", "samples")
 
 
 @parametrize("layout", [layout for layout in LAYOUTS if not layout.startswith(OF_THREE)], inner=1)
