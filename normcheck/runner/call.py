@@ -191,11 +191,13 @@ def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
 def differentiable(inputs: Inputs, wanted: Collection[str] | None = None) -> Inputs:
     """The same inputs as leaves of autograd's graph, for an implementation without its own backward.
 
-    ``wanted``: the names of the gradients that are wanted; None for all.
+    ``wanted``: the names of the gradients that are wanted; None for all. An input of which none is wanted stays the
+    very object, as a parameter does: what a kernel keeps with it is then found when its values have changed.
     """
     leaves = {
-        GRADIENT_OF[name]: tensor.detach().requires_grad_(wanted is None or name in wanted)
+        GRADIENT_OF[name]: tensor.detach().requires_grad_()
         for name, tensor in inputs.leaves.items()
+        if wanted is None or name in wanted
     }
     return replace(inputs, **leaves)
 
