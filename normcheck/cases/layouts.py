@@ -28,7 +28,7 @@ SAMPLES_STRIDED = "samples_strided"
 
 LAYOUTS = (
     *("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided"),
-    *(RANK4, TRAILING, CHANNELS_LAST, *OF_WEIGHTS, HEADS, SAMPLES_STRIDED),
+    *(RANK4, TRAILING, CHANNELS_LAST, SAMPLES_STRIDED, *OF_WEIGHTS, HEADS),
 )
 """Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: a gap of
 ``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has
