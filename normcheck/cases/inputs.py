@@ -279,8 +279,6 @@ def _fill_gate(case: Case, gate: Tensor) -> None:
         bits = hashed(case.seed, [(_GATE, first * case.N, count)], device)
         n, u = normal(bits).view(-1, case.N), uniform(bits).view(-1, case.N)
         gate[rows] = GATE_VALUES[case.gate](Field(n, u, u[:, :1], case.dtype)).float()
-    if case.M and case.rows == "nan":
-        _put(gate, -1, case.N // 2, _NAN)
 
 
 _OF_RESIDUAL: Mapping[str, Mapping[torch.dtype, int]] = MappingProxyType(
