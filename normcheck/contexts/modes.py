@@ -22,7 +22,7 @@ _WANTED_BY_NOBODY = "with no input that wants a gradient"
 
 def inference(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """Forward under torch.no_grad(), under torch.inference_mode(), as engines serve, and with no input that wants a
-    gradient: with inputs in other memory, and with other values in the same memory, as when weights are loaded anew.
+    gradient: with other values in the same memory, as when weights are loaded anew, then with inputs in other memory.
     What was returned stays as it was when the next call is made.
     """
     for words, mode in (
@@ -30,15 +30,15 @@ def inference(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         ("under torch.inference_mode()", torch.inference_mode),
         *((_WANTED_BY_NOBODY, nullcontext) for _ in range(kernel.by_autograd)),
     ):
-        given, elsewhere = copied(first), copied(second)
+        given, elsewhere = copied(first), copied(first)
         kept = _called(kernel, given, first, words, mode)
         yield Step(words, (0,), kept, exact=False)
-        outputs = _called(kernel, elsewhere, second, words, mode)
-        yield Step(f"{words} with inputs in other memory", (1,), outputs, exact=False)
-        yield Step(f"{words}, when it is looked at again after a further call", (0,), kept, exact=False)
-        fill(given, second)
+        fill(given, second)  # at once: what is kept of the last call alone is still there
         outputs = _called(kernel, given, second, words, mode)
         yield Step(f"{words} with other values in the memory of its inputs", (1,), outputs, exact=False)
+        yield Step(f"{words}, when it is looked at again after a further call", (0,), kept, exact=False)
+        outputs = _called(kernel, elsewhere, first, words, mode)
+        yield Step(f"{words} with inputs in other memory", (0,), outputs, exact=False)
 
 
 def _called(
