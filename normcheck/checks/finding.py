@@ -11,7 +11,15 @@ from normcheck.cases.case import Case
 from normcheck.cases.claims import unclaimed
 from normcheck.cases.declared import OVERWRITABLE
 from normcheck.cases.depth import Depth
-from normcheck.cases.layouts import EXPANDED, HEADS, OF_ROW_GROUPS, SAMPLES_STRIDED, WEIGHT_STACKED, WEIGHT_STRIDED
+from normcheck.cases.layouts import (
+    CHANNELS_LAST,
+    EXPANDED,
+    HEADS,
+    OF_ROW_GROUPS,
+    SAMPLES_STRIDED,
+    WEIGHT_STACKED,
+    WEIGHT_STRIDED,
+)
 from normcheck.cases.split import others_behind
 from normcheck.cases.tensor_names import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, own_limit
@@ -222,6 +230,8 @@ def _strides_in_words(case: Case, *, backward: bool) -> str:
     if case.layout in OF_ROW_GROUPS and case.row_groups > 1:
         row, lies = ("(g, s)", "G, S, N") if case.layout == WEIGHT_STACKED else ("(s, g)", "S, G, N")
         return f"x is ({lies}) = {case.shape} here, weight {case.sides}: does row {row} have weight[g]?"
+    if case.layout == CHANNELS_LAST and case.seed % 2:
+        return "dy is packed here, beside an x in channels-last memory: does it use dy.stride()?" * backward
     if case.layout == SAMPLES_STRIDED:
         return f"samples lie {case.M // case.batch} * {case.N} + {case.gap} elements apart here: does it use stride(0)?"
     names = [name for name, gap in case.gaps.items() if gap and (backward or name == "x")]
