@@ -60,8 +60,8 @@ def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
     """
     order = random.Random(seed)
     for m, every in () if claims.shapes else ((2, (*MODEL_SIZES, *MODEL_POWERS)), (_FULL_BLOCKS, MODEL_POWERS)):
-        sizes = [n for n in every if claims.admits("N", n) and claims.fits(claims.layouts[0], n)]
-        for n in order.sample(sizes, len(sizes) * claims.admits("M", m)):
+        sizes = [n for n in every if _admitted(claims, m, n)]
+        for n in order.sample(sizes, len(sizes)):
             yield _drawn(claims, order, m, n, rows=order.choice(("tail", "shifted", "normal")))
 
 
@@ -83,7 +83,7 @@ def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
         return
     order = random.Random(seed + 1)
     for m, n in sorted(LARGE[device], key=lambda shape: shape[0] * shape[1]) * times:
-        if claims.admits("M", m) and claims.admits("N", n) and claims.fits(claims.layouts[0], n):
+        if _admitted(claims, m, n):
             dy = order.choice(("shifted", "correlated"))
             dy = _ALONE if m > _GRID_ROWS else dy
             yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted")), dy=dy)
@@ -104,7 +104,7 @@ def extreme(claims: Claims, seed: int) -> Iterator[Case]:
     """Cases of the EXTREME shapes for a GPU; none if the implementation declares its shapes."""
     order = random.Random(seed + 2)
     for m, n in () if claims.shapes else EXTREME:
-        if claims.admits("M", m) and claims.admits("N", n) and claims.fits(claims.layouts[0], n):
+        if _admitted(claims, m, n):
             alone = {"dy": _ALONE} if m > _GRID_ROWS else {}
             yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted", "tail")), **alone)
 
@@ -120,6 +120,12 @@ def huge(claims: Claims, powers: Sequence[int]) -> Iterator[Case]:
         few = {"samples": "few"} if claims.op.modulated else {}  # what each sample has is not as large again as x
         plain = {"eps": 1e-5, "weights": "normal", "weight_dtype": "same", **few}
         yield _drawn(claims, order, 2**power // HUGE_N + 1, HUGE_N, **plain)
+
+
+def _admitted(claims: Claims, m: int, n: int) -> bool:
+    """Whether so many rows and columns were not refused, or the next N that is a multiple of what the op asks."""
+    n = -(-n // claims.columns) * claims.columns
+    return claims.admits("M", m) and claims.admits("N", n) and claims.fits(claims.layouts[0], n)
 
 
 def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -> Case:

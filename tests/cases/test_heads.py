@@ -19,7 +19,7 @@ from normcheck.cases.dtypes import DTYPES
 from normcheck.cases.goals import goals
 from normcheck.cases.guard_bands import NAN
 from normcheck.cases.inputs import make
-from normcheck.cases.layouts import CHANNELS_LAST, HEAD_SIZES, HEADS, LAYOUTS
+from normcheck.cases.layouts import CHANNELS_LAST, HEAD_SIZES, HEADS, LAYOUTS, SAMPLES_STRIDED
 from normcheck.cases.missed import in_words
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import goals_of
@@ -176,7 +176,7 @@ def test_a_core_has_tokens_of_one_head_and_of_several_and_a_single_token(only: t
     assert sum(case.gap == 0 for case in found) > len(found) / 3
 
 
-@parametrize("layout", [layout for layout in LAYOUTS if layout not in (HEADS, CHANNELS_LAST)], inner=2)
+@parametrize("layout", [layout for layout in LAYOUTS if layout not in (HEADS, CHANNELS_LAST, SAMPLES_STRIDED)], inner=2)
 def test_a_core_of_one_layout_is_finished(layout: str) -> None:
     name = layout.removeprefix("weight_")
     of_weights: dict[str, Any] = {"weight_layouts": (name,)} if name in WEIGHT_LAYOUTS else {"trailing": True}
