@@ -335,8 +335,8 @@ def backward(
     parts = sums
     if groups > 1:
         parts = torch.empty((len(names), B * groups, N), dtype=torch.float32, device=x.device)
-    strides = (dy.stride(0), x.stride(0), scale.stride(0))
-    of_sum = (added, out["dresidual"], source, gate, parts[2]) if summed else (None,) * 5
+    each, strides = parts.unbind(), (dy.stride(0), x.stride(0), scale.stride(0))
+    of_sum = (added, out["dresidual"], source, gate, each[2]) if summed else (None,) * 5
     own_strides = [None if matrix is None else matrix.stride(0) for matrix in (added, source)]
     shared = {"ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
     c1 = c2 = None
@@ -348,14 +348,14 @@ def backward(
         from normcheck.impls.kernels.held import held_gradients_kernel
 
         launch(
-            held_gradients_kernel, (groups, B), dy, x, scale, mean, rstd, None, dx, *parts[:2], *of_sum,
+            held_gradients_kernel, (groups, B), dy, x, scale, mean, rstd, None, dx, *each[:2], *of_sum,
             *strides[:2], *own_strides, strides[2], S, N, ZERO_CENTERED=True, GATE=0, SIGMOID=False,
             **how.looped(N, itemsize),
         )  # fmt: skip
     else:
         launch(
             modulated_gradients_kernel, (programs, ceil_div(N, t.block)),
-            dy, x, scale, mean, rstd, c1, c2, dx, *parts[:2], *of_sum,
+            dy, x, scale, mean, rstd, c1, c2, dx, *each[:2], *of_sum,
             *strides[:2], *own_strides, strides[2], M, N, S, per_group, groups,
             SUMS=by_sample, **shared, STAGES=t.stages,
         )  # fmt: skip
