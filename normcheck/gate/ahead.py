@@ -16,6 +16,7 @@ import torch
 from normcheck.cases.planned import Planned
 from normcheck.checks.cell import Cell
 from normcheck.errors import Broken
+from normcheck.gate.configurations import InTurn
 from normcheck.gate.plan import Plan
 from normcheck.isolation.process import Worker
 from normcheck.isolation.session import ProcessSession
@@ -43,11 +44,12 @@ def spare(cores: int, cells: int) -> int:
 class Ahead:
     """The processes that compile ahead for one cell, while its ``core`` runs; ``look`` starts them.
 
-    ``is_possible``: whether they run, or may do so. ``asked``: how many cases they were asked to run.
+    ``is_possible``: whether they run, or may do so. ``asked``: how many cases they were asked to run. Each takes its
+    configuration ``in_turn``.
     """
 
-    def __init__(self, cell: Cell, plan: Plan, core: Planner) -> None:
-        self._cell, self._device, self.core = cell, plan.device, core
+    def __init__(self, cell: Cell, plan: Plan, core: Planner, in_turn: InTurn) -> None:
+        self._cell, self._device, self.core, self._in_turn = cell, plan.device, core, in_turn
         session = session_of(cell.implementation)
         self._session = session if isinstance(session, ProcessSession) else None
         self._left = spare(len(os.sched_getaffinity(0)), plan.workers)  # that may be started yet
@@ -90,7 +92,7 @@ class Ahead:
         shape = self.core.ahead()
         if shape is not None:
             self.asked += 1
-            helper.ask(shape, self._device)
+            helper.ask(shape, self._device, self._in_turn.of(shape.case))
 
     def _lose(self, helper: _Helper) -> None:
         """End one that died, or has answered nonsense; if it could not even begin, no other will."""
@@ -164,10 +166,11 @@ class _Helper:
         asked, self.asked = self.asked, None
         return asked, well
 
-    def ask(self, planned: Planned, device: str) -> None:
-        """Have it run this case. Raises OSError."""
+    def ask(self, planned: Planned, device: str, configuration: str) -> None:
+        """Have it run this case, with this configuration. Raises OSError."""
         self.asked = planned
-        self._worker.send({"do": "warm", "case": str(planned.case), "device": device})
+        message = {"do": "warm", "case": str(planned.case), "device": device}
+        self._worker.send({**message, "configuration": configuration} if configuration else message)
 
     def end(self) -> None:
         """Kill it."""

@@ -1,4 +1,6 @@
-"""The configurations of a kernel's autotuners, each judged after the core on the cases that tell most of it."""
+"""The configurations of a kernel's autotuners: in turn in a core that builds for long, and then each on the cases that
+tell most of it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from zlib import crc32
 
 from normcheck.cases.beyond import telling
 from normcheck.cases.case import Case
@@ -21,6 +24,7 @@ from normcheck.gate.contexts import chosen
 from normcheck.gate.plan import Plan
 from normcheck.impls import discovery
 from normcheck.impls.kernels.configurations import Configuration
+from normcheck.planner.planner import Planner
 from normcheck.runner.session import session_of
 
 _MOST = (3.0, 0.15)
@@ -46,6 +50,45 @@ class Tried:
     configured: Configured | None = None
     failed: Result | None = None
     wrong: str = ""
+
+
+class InTurn:
+    """The configuration that each case of a core takes once building is dear: one, so that a new N compiles that alone.
+
+    Cases of one N take the same. What a tuner does to the tensors while it times its configurations is seen by then:
+    the first cases have it time them. ``number``: the one that was asked for last, "" for none.
+    """
+
+    def __init__(self, cell: Cell, plan: Plan, core: Planner) -> None:
+        self._cell, self._plan, self._core = cell, plan, core
+        self._session, self._is_on = session_of(cell.implementation), False
+        self._known: dict[str, Configuration] = {}
+        self.number = ""
+
+    def of(self, case: Case) -> str:
+        """The number that this case takes."""
+        self._is_on |= self._core.is_priced and are_tried(self._cell, self._plan)
+        several = 1 + max((own.number for own in self._known.values()), default=0)
+        return str(crc32(b"%d" % case.N) % several) if self._is_on else ""
+
+    def ask(self, number: str) -> None:
+        """Have tuners take it."""
+        if number or self.number:
+            self._session.configure(number)
+        self.number = number
+
+    def note(self) -> None:
+        """Note what the tuners said after a case."""
+        if self.number:
+            self._known |= {own.name: own for own in self._session.configurations}
+
+    def blamed(self, failed: Result) -> tuple[Result, str]:
+        """The failed case, and the configuration that it takes, which stays asked for; "" if it is none's."""
+        if self.number:
+            own = [each for each in self._known.values() if each.number == int(self.number)]
+            failed, wrong = _by_itself(self._cell, self._plan, failed, int(self.number), own)
+            return failed, wrong if own else ""
+        return failed, ""
 
 
 @dataclass
@@ -145,7 +188,7 @@ def each_configuration(cell: Cell, plan: Plan, ran: Sequence[Case], used: float)
         result = run_surely(cell, case, plan, UNPROBED)
         judged.note(number, case, session.configurations, failed=result.failed)
         if result.failed:
-            failed, wrong = _by_itself(cell, plan, result, number, judged)
+            failed, wrong = _by_itself(cell, plan, result, number, judged.of(number))
             return Tried(judged.so_far("one is wrong"), failed, wrong)
         upcoming = judged.next()
         if upcoming is not None and time.perf_counter() > end:
@@ -155,10 +198,12 @@ def each_configuration(cell: Cell, plan: Plan, ran: Sequence[Case], used: float)
     return Tried(judged.so_far())
 
 
-def _by_itself(cell: Cell, plan: Plan, failed: Result, number: int, judged: _Judged) -> tuple[Result, str]:
-    """The failed case, and what it takes: nothing, the configuration of one tuner, or those of all; it stays so."""
+def _by_itself(cell: Cell, plan: Plan, failed: Result, number: int, own: Sequence[Configuration]) -> tuple[Result, str]:
+    """The failed case, and what it takes: nothing, the configuration of one tuner, or those of all; it stays so.
+
+    ``own``: those of this number.
+    """
     session, run = session_of(cell.implementation), partial(run_case, cell, failed.case, plan, UNPROBED)
-    own = judged.of(number)
     alone = [] if timed_out(failed) else [("", ""), *((each.name, each.text) for each in own)]
     for name, text in alone:
         session.configure(name)

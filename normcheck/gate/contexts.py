@@ -44,8 +44,8 @@ def failing_in_context(
         if result.failed:
             found.update(result.contexts)
             return [result], found
-        for how in result.contexts.values():
-            found[name] = found[name].joined(how) if name in found else how
+        how = result.contexts.get(name, InContext(status=NOT_TRIED, why=result.refused))
+        found[name] = found[name].joined(how) if name in found else how
         if name == "graph" and found[name].why:  # what a capture that failed leaves behind ends with the process
             session_of(cell.implementation).restart()
     return [], found

@@ -25,7 +25,7 @@ from normcheck.errors import one_line
 from normcheck.gate.ahead import Ahead
 from normcheck.gate.beside import Beside, Done
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
-from normcheck.gate.configurations import are_tried, each_configuration, unjudged
+from normcheck.gate.configurations import InTurn, are_tried, each_configuration, unjudged
 from normcheck.gate.contexts import failing_in_context, missing
 from normcheck.gate.diagnosis import explained, named, of_earlier, of_torn
 from normcheck.gate.plan import Plan, planner_of
@@ -175,7 +175,15 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Plan
 
     ``start``: the time when the cell began.
     """
-    found = _first_failing(cell, plan, tally, progress, core) or _first_again(cell, plan, tally)
+    in_turn = InTurn(cell, plan, core)
+    found = _first_failing(cell, plan, tally, progress, core, in_turn)
+    if found and not tear(tally, found[0]):
+        failed, tally.wrong = in_turn.blamed(found[0])
+        if tally.wrong:
+            return failed
+        found = [failed]
+    in_turn.ask("")
+    found = found or _first_again(cell, plan, tally)
     if not found and are_tried(cell, plan):
         tried = each_configuration(cell, plan, tally.plain, time.perf_counter() - start)
         tally.configurations, tally.wrong = tried.configured, tried.wrong
@@ -200,7 +208,9 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Plan
     return _most_telling(cell, plan, found[0], tally) if found else None
 
 
-def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Planner) -> list[Result]:
+def _first_failing(
+    cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Planner, in_turn: InTurn
+) -> list[Result]:
     """The first failing result, or an empty list if the time or the number of cases is used up before."""
     found: list[Result] = []
     asked_at_once: set[Case] = set()
@@ -212,9 +222,12 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         began, compiling = time.perf_counter(), judging.compiling_seconds()
         if done is None:
             asked = replace(tally.ask, depth=planned.probe, upcoming=upcoming)
+            in_turn.ask(in_turn.of(planned.case))
             result = run_surely(cell, planned.case, plan, asked)
+            in_turn.note()
             seconds = time.perf_counter() - began - (judging.compiling_seconds() - compiling)
         else:
+            in_turn.ask("")
             result, seconds = done.result, done.seconds
         if own or result.failed:
             tally.add(result)
@@ -235,7 +248,7 @@ def _first_failing(cell: Cell, plan: Plan, tally: Tally, progress: Progress, cor
         for case in _replayed(cell, plan, tally):
             run(Planned(case, Depth.ROWS))
         replayed = tally.cases  # they have no number in the sequence
-        with Ahead(cell, plan, core) as ahead, Beside(cell, plan, core) as beside:
+        with Ahead(cell, plan, core, in_turn) as ahead, Beside(cell, plan, core) as beside:
             for asked in sequence:
                 if sequence.is_too_slow(asked):
                     tally.too_slow[f"{asked.planned.case.M}x{asked.planned.case.N}"] = None

@@ -205,7 +205,7 @@ def modulated(
             **({"sum": "rounded", "round_gated": "none"} if facts.adds_residual else {}),
         },
         residual_dtypes=("io", "fp32") if facts.adds_residual else ("io",),
-        by_default=() if facts.adds_residual else ON_GPUS,  # its sums have not run on a GPU yet
+        by_default=ON_GPUS,
         source=source,
     )
 

@@ -65,6 +65,7 @@ def serve(control: socket.socket, noted: Noted) -> None:
         open_memory()
     else:
         Sandbox.told(sandbox).enter()
+    configurations.tune_briefly()
     torch.set_num_threads(1)  # small tensors: waiting for a second thread costs more than it computes
     while (message := received(control, inbox)) is not None:
         if message.get("region"):

@@ -21,6 +21,7 @@ from normcheck.cases.planned import Planned
 from normcheck.checks.cell import Cell
 from normcheck.errors import Broken
 from normcheck.gate import ahead
+from normcheck.gate.configurations import InTurn
 from normcheck.gate.plan import PROFILES, Plan, planner_of
 from normcheck.gate.sweep import run_cell
 from normcheck.impls.implementation import Implementation
@@ -193,7 +194,7 @@ def ends_after(steps: int, monkeypatch: pytest.MonkeyPatch, *, keeps: bool) -> i
     start_these([process], monkeypatch)
     plan = Plan((CELL,), replace(PROFILES["quick"], core_seconds=30.0), 0, "cpu", 60.0)
     core, compiled, ended = planner_of(CELL, plan), set[int](), None
-    with ahead.Ahead(CELL, plan, core) as one:
+    with ahead.Ahead(CELL, plan, core, InTurn(CELL, plan, core)) as one:
         for number in range(steps):
             step = core.next()
             assert step is not None
@@ -241,7 +242,7 @@ def test_one_that_dies_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> Non
     start_these(processes, monkeypatch)
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(4)))  # three of them
     core = dear_core()
-    with ahead.Ahead(CELL, PLAN, core) as one:
+    with ahead.Ahead(CELL, PLAN, core, InTurn(CELL, PLAN, core)) as one:
         for _ in range(20):
             one.look()
         assert [process.killed for process in processes] == [True, False, False, False]
@@ -274,7 +275,8 @@ def test_there_is_none_without_a_core_to_spare_or_on_a_full_gpu(
     process = Process(dies=False)
     start_these([process], monkeypatch)
     monkeypatch.setattr(ahead, "_is_full", lambda device: gpu == "full" or (gpu == "filled" and one.asked > 0))
-    with ahead.Ahead(CELL, replace(PLAN, workers=workers), dear_core()) as one:
+    plan, core = replace(PLAN, workers=workers), dear_core()
+    with ahead.Ahead(CELL, plan, core, InTurn(CELL, plan, core)) as one:
         for _ in range(20):
             one.look()
         assert one.asked == asked

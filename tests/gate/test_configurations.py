@@ -8,7 +8,10 @@ import shlex
 import subprocess
 import sys
 import textwrap
+import time
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -21,10 +24,10 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.circumstances import Configured
 from normcheck.errors import UsageError
-from normcheck.gate import configurations
-from normcheck.gate.configurations import are_tried, cases_for, each_configuration, unjudged
+from normcheck.gate import configurations, sweep
+from normcheck.gate.configurations import InTurn, Tried, are_tried, cases_for, each_configuration, unjudged
 from normcheck.gate.plan import PROFILES, Plan
-from normcheck.impls.kernels.configurations import parts
+from normcheck.impls.kernels.configurations import Configuration, parts
 from normcheck.runner.session import session_of
 from tests.command_line import Cli
 from tests.quality import configuration_kernels as kernels
@@ -165,6 +168,55 @@ def test_a_tuner_that_only_long_rows_reach_is_found() -> None:
     with session_of(both):
         found = each_configuration(cell, plan_of(cell, configs="all"), ran, used=0.0)
     assert found.failed is None and found.configured == Configured(judged=2, allowed=2)
+
+
+def test_in_a_dear_core_each_n_has_one_configuration_and_each_configuration_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    allowed = tuple(Configuration(kernel="_norm", number=number) for number in range(4))
+    asked: list[str] = []
+    session = SimpleNamespace(configure=asked.append, configurations=allowed)
+    monkeypatch.setattr(configurations, "session_of", lambda _: session)
+    core: Any = SimpleNamespace(is_priced=False)
+    cell = cell_of(RIGHT)
+    turn = InTurn(cell, plan_of(cell, configs=""), core)
+
+    def run(n: int) -> str:
+        turn.ask(turn.of(replace(BASE, N=n)))
+        turn.note()
+        return turn.number
+
+    assert run(64) == "" and not asked
+    core.is_priced = True
+    assert run(64) == "0"  # which tuners there are is not known yet
+    numbers = {n: run(n) for n in range(1, 200)}
+    assert {*numbers.values()} == {"0", "1", "2", "3"}
+    core.is_priced = False  # as one configuration is built sooner than all
+    assert all(run(n) == number for n, number in numbers.items())
+    own = InTurn(cell, plan_of(cell, configs="won"), SimpleNamespace(is_priced=True))  # type: ignore[arg-type]
+    assert own.of(BASE) == ""
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
+def test_a_configuration_that_is_wrong_in_its_turn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The second of two, each of which takes 0.4 s for a new N, so that building is dear."""
+    built: set[tuple[int, int]] = set()
+
+    def build(given: dict[str, Any]) -> None:
+        key = given["N"], given["BLOCK"]
+        time.sleep(0.4 * (key not in built))
+        built.add(key)
+
+    right, wrong = kernels.forward_config(64), kernels.forward_config(32, TAIL=False)
+    right.pre_hook = wrong.pre_hook = build
+    cell = cell_of(replace(kernels.kernel("mine", [right, wrong]), backward=_no_gradients))
+    monkeypatch.setattr(sweep, "each_configuration", lambda *_: Tried())
+    plan = plan_of(cell, configs="")
+    profile = replace(plan.profile, core_seconds=6.0, max_examples=60)
+    found = sweep.run_cell(cell, replace(plan, profile=profile), lambda *_: None).failure
+    assert found is not None and found.configuration.startswith("_forward:1 (BLOCK: 32")
+    assert f"repro mine.py --configs _forward:1 '{found.case}'" in found.reproduce
 
 
 def _no_gradients(dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, *_: Any, **__: Any) -> Any:

@@ -7,11 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
+from normcheck import Implementation, UnsupportedCase
 from normcheck.cases.case_line import parsed
+from normcheck.cases.ops import OPS
+from normcheck.checks.cell import Cell
 from normcheck.circumstances import InContext
 from normcheck.contexts.catalogue import CONTEXTS, contexts_on
-from normcheck.gate.contexts import chosen
+from normcheck.gate.contexts import chosen, failing_in_context
+from normcheck.gate.plan import PROFILES, Plan
+from normcheck.runner.session import session_of
 from tests.command_line import Cli
 from tests.quality import context_kernels as kernels
 
@@ -89,3 +95,20 @@ def test_of_several_cases_the_status_that_says_most_holds() -> None:
 
 def test_what_can_end_a_process_is_tried_last() -> None:
     assert list(CONTEXTS)[-1] == "graph" and "graph" not in contexts_on("cpu")
+
+
+def test_a_case_that_the_kernel_refuses_is_not_tried_and_says_so() -> None:
+    """Each context takes a case with other numbers than those that ran."""
+
+    def forward(x: torch.Tensor, weight: torch.Tensor, bias: None, *, eps: float) -> torch.Tensor:
+        if x.abs().max() > 4:
+            raise UnsupportedCase("its rows are too large")
+        return kernels.right(x, weight, bias, eps=eps)
+
+    cell = Cell(OPS["rmsnorm"], Implementation(name="mine", op="rmsnorm", forward=forward), "fp16", "mine.py")
+    plan = Plan((cell,), PROFILES["quick"], 0, "cpu", 120.0, contexts=("again", "inference"))
+    ran = (parsed(LINE.format(m=64, n=96).replace("rows=tail", "rows=normal") + " bias=none"),)
+    with session_of(cell.implementation):
+        failed, found = failing_in_context(cell, plan, ran, used=1.0)
+    assert not failed
+    assert found == dict.fromkeys(plan.contexts, InContext(status="not tried", why="its rows are too large"))

@@ -48,7 +48,8 @@ def asked(profile: str, dtype: str, device: str, monkeypatch: pytest.MonkeyPatch
     cell = cell_of(dtype)
     plan = Plan((cell,), replace(PROFILES[profile], max_examples=80), 0, device, 1.0)
     monkeypatch.setattr(sweep.Sequence, "is_too_slow", lambda self, asked: False)
-    sweep._first_failing(cell, plan, Tally(table().model), lambda *_: None, sweep.planner_of(cell, plan))
+    core = sweep.planner_of(cell, plan)
+    sweep._first_failing(cell, plan, Tally(table().model), lambda *_: None, core, sweep.InTurn(cell, plan, core))
     return seen
 
 

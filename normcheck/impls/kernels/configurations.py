@@ -2,6 +2,10 @@
 
 Asked for is the same number of every tuner, or of the one tuner of a kernel. A tuner that has no such configuration, or
 rules it out for these arguments, takes the first one that it allows. Nothing is timed meanwhile.
+
+If none is asked for, a tuner times its configurations as ever, but in a process of kernels it does so briefly: each is
+judged, so that it matters little which one wins, and a tenth of a second for each and for every new shape would leave
+no time for shapes.
 """
 
 from __future__ import annotations
@@ -9,7 +13,7 @@ from __future__ import annotations
 import functools
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
@@ -19,8 +23,11 @@ from normcheck.json_types import Count
 
 _MOST_TEXT = 300  # characters of a configuration, and of why it cannot be launched
 
-_STATE = SimpleNamespace(asked="", kernel="", number=-1, interpreted=False, seen={})
-"""``asked``: see ``ask``; ``kernel``, ``number``: its parts. ``interpreted``: tuners time nothing at all here."""
+_TIMED_CALLS = 5  # of which the fastest counts, after one that compiles
+
+_STATE = SimpleNamespace(asked="", kernel="", number=-1, interpreted=False, brief=False, seen={})
+"""``asked``: see ``ask``; ``kernel``, ``number``: its parts. ``interpreted``: tuners time nothing at all here;
+``brief``: they do so with a few calls."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,8 +65,13 @@ def ask(text: str) -> None:
         _STATE.asked, _STATE.seen = text, {}
         _STATE.kernel, _STATE.number = parts(text) if text else ("", -1)
     is_known = bool(_STATE.kernel) or _STATE.number > 0  # that there is a tuner, which a new process may not have yet
-    if text and (is_known or "triton.runtime.autotuner" in sys.modules):
+    if (text and is_known) or ((text or _STATE.brief) and "triton.runtime.autotuner" in sys.modules):
         install()
+
+
+def tune_briefly() -> None:
+    """Have tuners time each configuration with a few calls from now on: this process judges kernels, and times none."""
+    _STATE.brief = True
 
 
 def seen() -> tuple[Configuration, ...]:
@@ -92,6 +104,8 @@ def _obedient(run: Callable[..., Any]) -> Callable[..., Any]:
         kernel = tuner.base_fn.__name__
         if len(tuner.configs) < 2:
             return run(tuner, *args, **kwargs)
+        if _STATE.brief:
+            _shorten(tuner)
         if not _STATE.asked or _STATE.kernel not in ("", kernel):
             return _usual(run, tuner, args, kwargs)
         allowed = _allowed(tuner, args, kwargs)
@@ -122,6 +136,32 @@ def _usual(run: Callable[..., Any], tuner: Any, args: tuple[Any, ...], kwargs: M
         every = tuner.early_config_prune(every, dict(zip(tuner.arg_names, args, strict=False)), **kwargs)
     with _alone(tuner, *every[:1]):
         return run(tuner, *args, **kwargs)
+
+
+def _shorten(tuner: Any) -> None:
+    """Have the tuner time by ``_time_of``, unless it does so by the user's own function or by a graph.
+
+    What it finds is not kept for other processes, in which more may hang on it.
+    """
+    is_plain = tuner._do_bench is None or tuner.num_warmups is not None or tuner.num_reps is not None
+    if is_plain and not tuner.use_cuda_graph:
+        tuner.do_bench, tuner.cache_results = _time_of, False
+
+
+def _time_of(call: Callable[[], Any], quantiles: Sequence[float] | None = None) -> float | list[float]:
+    """Milliseconds of the GPU for a ``call``, the least of a few; as often as there are ``quantiles``."""
+    from torch.cuda import Event, synchronize
+
+    call()
+    event: Callable[..., Any] = Event
+    events = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(_TIMED_CALLS)]
+    for begin, end in events:
+        begin.record()
+        call()
+        end.record()
+    synchronize()
+    least = min(begin.elapsed_time(end) for begin, end in events)
+    return least if quantiles is None else [least] * len(quantiles)
 
 
 def _allowed(tuner: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, Any]:
