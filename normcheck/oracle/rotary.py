@@ -7,7 +7,8 @@ the cosines and sines of its token. The heads of v are y as they are x, and thei
 
 Two things are conventions, keys of a model. A pair, ``pairs``, is a column and the one half of the rotated columns
 behind it, or two columns side by side. The ``rounding`` to the dtype of x happens once, at the store of y; or n is
-rounded as well, before it is rotated; or each step is: xhat, n, both products and their sum. With weights, cosines and
+rounded as well, before it is rotated; or each step is: xhat, n, both products, of which a fused multiply-add rounds one
+alone, and their sum. With weights, cosines and
 sines in fp32 beside x in half precision, what follows xhat is in fp32 by promotion; a kernel may round it even so.
 
 The rotation is linear, and so is its gradient, which rotates dy back. In any order of the factors, each of the two
@@ -197,7 +198,8 @@ def _turned(rules: Rules, of: Rotation, n: _Near, io: Format, *, back: bool = Fa
         if of.rounding != EACH:
             return _Near(value, e)
         e = e + (value.abs() + e) * u
-        return _stored(value, value - e, value + e, io, of.wide)
+        # one of two products in half precision is not rounded if it is fused with their sum, as compilers do
+        return _stored(value, value - e, value + e, io, wide=True)
 
     def added(one: _Near, two: _Near) -> _Near:
         value, e, size = one.value + two.value, one.off + two.off, one.value.abs() + two.value.abs()

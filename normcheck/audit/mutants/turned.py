@@ -206,6 +206,13 @@ def _by_halves(c: Call) -> Tensor:
     return torch.cat((c.product(turned, cos) + c.product(half, sin), rest), -1)
 
 
+def _fused(c: Call) -> Tensor:
+    """Each sum with its first product by one multiply-add of half precision, which rounds the other product alone."""
+    a, b, rest = c.parts(c.n)
+    first, second = a * c.cos - c.product(b, c.sin), b * c.cos + c.product(a, c.sin)
+    return c.joined(first, second, rest)
+
+
 _RIGHT: Mapping[str, Turned] = {
     "turned": Turned(),
     "turned_interleaved": Turned(interleaved=True),
@@ -222,6 +229,8 @@ _RIGHT: Mapping[str, Turned] = {
     "turned_as_complex": Turned(output=_by_complex),
     "turned_by_halves": Turned(output=_by_halves),
     "turned_by_halves_each": Turned(rounding="each", output=_by_halves),
+    "turned_fused_each": Turned(rounding="each", output=_fused),
+    "turned_interleaved_fused_each": Turned(interleaved=True, rounding="each", output=_fused),
     "turned_in_place": Turned(in_place=True),
     "turned_interleaved_in_place": Turned(interleaved=True, in_place=True),
 }
@@ -233,6 +242,7 @@ _OPEN = (
     "turned_each",
     "turned_interleaved_normed",
     "turned_interleaved_each",
+    "turned_fused_each",
 )
 
 
