@@ -38,6 +38,8 @@ _MOST_CASES = 8
 _MOST_ELEMENTS = {"cpu": 1 << 17, "cuda": 1 << 24}
 _FEW_ROWS, _MANY_ROWS = 4, {"cpu": 40, "cuda": 3000}
 _STRIDED, _GAP = ("strided", "x_strided"), 8
+_LONG_SECONDS = 5.0
+"""Of the first case on a GPU: each more that tunes takes as long, 20 s if there are thirty configurations."""
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,13 @@ class InTurn:
     """The configuration that each case of a core takes once building is dear: one, so that a new N compiles that alone.
 
     Cases of one N take the same. What a tuner does to the tensors while it times its configurations is seen by then:
-    the first cases have it time them. ``number``: the one that was asked for last, "" for none.
+    the first cases have it time them, or the first alone if that takes long. ``number``: the one that was asked for
+    last, "" for none.
     """
 
     def __init__(self, cell: Cell, plan: Plan, core: Planner) -> None:
         self._cell, self._plan, self._core = cell, plan, core
-        self._session, self._is_on = session_of(cell.implementation), False
+        self._session, self._is_on, self._has_begun = session_of(cell.implementation), False, False
         self._known: dict[str, Configuration] = {}
         self.number = ""
 
@@ -77,8 +80,11 @@ class InTurn:
             self._session.configure(number)
         self.number = number
 
-    def note(self) -> None:
-        """Note what the tuners said after a case."""
+    def note(self, seconds: float) -> None:
+        """Note what the tuners said after a case, which took so long."""
+        is_first, self._has_begun = not self._has_begun, True
+        if is_first and seconds > _LONG_SECONDS and self._plan.device == "cuda":
+            self._is_on = are_tried(self._cell, self._plan)
         if self.number:
             self._known |= {own.name: own for own in self._session.configurations}
 

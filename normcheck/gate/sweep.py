@@ -224,7 +224,7 @@ def _first_failing(
             asked = replace(tally.ask, depth=planned.probe, upcoming=upcoming)
             in_turn.ask(in_turn.of(planned.case))
             result = run_surely(cell, planned.case, plan, asked)
-            in_turn.note()
+            in_turn.note(time.perf_counter() - began)
             seconds = time.perf_counter() - began - (judging.compiling_seconds() - compiling)
         else:
             in_turn.ask("")

@@ -183,7 +183,7 @@ def test_in_a_dear_core_each_n_has_one_configuration_and_each_configuration_its_
 
     def run(n: int) -> str:
         turn.ask(turn.of(replace(BASE, N=n)))
-        turn.note()
+        turn.note(0.1)
         return turn.number
 
     assert run(64) == "" and not asked
@@ -195,6 +195,17 @@ def test_in_a_dear_core_each_n_has_one_configuration_and_each_configuration_its_
     assert all(run(n) == number for n, number in numbers.items())
     own = InTurn(cell, plan_of(cell, configs="won"), SimpleNamespace(is_priced=True))  # type: ignore[arg-type]
     assert own.of(BASE) == ""
+
+
+@pytest.mark.parametrize(("device", "seconds", "number"), [("cuda", 20.0, "0"), ("cuda", 2.0, ""), ("cpu", 20.0, "")])
+def test_a_first_case_that_takes_long_on_a_gpu_is_the_only_one_that_tunes(
+    device: str, seconds: float, number: str
+) -> None:
+    cell, core = cell_of(RIGHT), SimpleNamespace(is_priced=False)
+    turn = InTurn(cell, replace(plan_of(cell, configs=""), device=device), core)  # type: ignore[arg-type]
+    for took in (seconds, 20.0):  # what later cases take tells nothing: in the plain order no clock does
+        turn.note(took)
+        assert turn.of(BASE) == number
 
 
 @pytest.mark.slow

@@ -45,7 +45,7 @@ def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_w
     """``normcheck verify`` without options on an H100, where eight cells fit by its memory."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
-    assert run["seconds"] <= 2.2 * len(run["verdicts"])
+    assert run["seconds"] <= 2.25 * len(run["verdicts"])
     expected = {
         (i.op, name, dtype)
         for name, own in discovery.implementations().items()
@@ -109,6 +109,52 @@ def test_published_gates_are_told_apart() -> None:
         assert {f"gates by {activation}", "rounds y alone, as fla does"} <= {*cell["notes"]}
 
 
+ROUNDS = "rounds the normed heads before it rotates them, as two kernels do"
+PUBLISHED = {
+    ("fused_add_layernorm_modulate", "sglang_select01"): {"computes 1 + scale in fp32"},
+    ("fused_add_layernorm_modulate", "sglang_frame"): {"rounds 1 + scale to the dtype of scale"},
+    ("layernorm_modulate", "diffusers"): {"rounds xhat, its product and the sum, as eager torch does"},
+    ("layernorm_modulate", "transformers_omni"): {"rounds xhat, its product and the sum, as eager torch does"},
+    ("layernorm_modulate", "sglang_select01"): {"rounds y alone, as a fused kernel does"},
+    ("rmsnorm_modulate", "sglang_per_token"): {"rounds y alone, as a fused kernel does"},
+    ("l2norm", "torch_normalize"): {
+        "divides by |x|, or by eps if that is larger, as torch.nn.functional.normalize does"
+    },
+    ("l2norm", "fla_l2"): {"adds eps to the sum of squares, as fla does"},
+    ("qk_norm_rope", "fla_neox"): {
+        ROUNDS,
+        "rotates column j with the one half of the rotated ones behind it, as GPT-NeoX does",
+    },
+    ("qk_norm_rope", "fla_interleaved"): {ROUNDS, "rotates columns 2 j and 2 j + 1, as GPT-J does"},
+    ("qk_norm_rope", "diffusers_flux"): {ROUNDS, "rotates columns 2 j and 2 j + 1, as GPT-J does"},
+    ("qk_norm_rope", "transformers_qwen3"): {
+        "rounds xhat, its product, both products of the rotation and y, as Hugging Face does"
+    },
+    ("qk_norm_rope", "sglang_table"): {ROUNDS},
+    ("groupnorm", "torch_native"): {"applies nothing to what it norms"},
+    ("groupnorm", "torch_native_silu"): {"applies silu to what it norms"},
+    ("groupnorm", "timm_silu"): {"applies silu to what it norms"},
+}
+"""In bf16, ``groupnorm`` in fp32: in half precision torch rounds its mean and rstd, which no convention has."""
+
+
+def test_published_kernels_of_models_are_told_apart() -> None:
+    """``call_conventions.py`` and ``call_lengths.py`` of docs/found/kernels, nothing declared; ``told.py``.
+
+    Two are thin, as they refuse partial rotation together with all else.
+    """
+    run = json.loads((FOLDER / "published_models.json").read_text(encoding="utf-8"))
+    assert run["environment"]["device"].startswith("NVIDIA ")
+    cells = {(cell["op"], cell["implementation"]): cell for cell in run["cells"]}
+    assert cells.keys() == PUBLISHED.keys() and len(run["cells"]) == len(cells)
+    for key, words in PUBLISHED.items():
+        cell = cells[key]
+        is_thin = key[1] in ("transformers_qwen3", "sglang_table")
+        assert cell["dtype"] == ("fp32" if key[0] == "groupnorm" else "bf16")
+        assert cell["status"] == ("thin" if is_thin else "pass") and cell["cases"] >= 150
+        assert words <= {*cell["notes"]}
+
+
 def test_published_kernels_that_return_codes_are_told_apart() -> None:
     run = json.loads((FOLDER / "published_codes.json").read_text(encoding="utf-8"))
     assert run["environment"]["device"] == "NVIDIA H200" and {cell["status"] for cell in run["cells"]} == {
@@ -160,7 +206,10 @@ def test_what_cudnn_refused_is_said() -> None:
     assert "dx" in cells["cudnn", "fp32"]["worst"]
 
 
-@pytest.mark.parametrize("name", ["audit_triton", "audit_lock"])
+AUDITS = ("audit_triton", "audit_lock", "audit_sums")
+
+
+@pytest.mark.parametrize("name", AUDITS)
 def test_the_triton_mutants_were_killed_on_a_gpu(name: str) -> None:
     audit = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8"))
     assert (audit["schema"], audit["exit_code"], audit["survivors"]) == ("normcheck-audit/1", 0, [])
@@ -212,11 +261,11 @@ def test_what_killers_did_on_a_gpu_was_survived_and_named() -> None:
 
 
 def test_what_is_wrong_in_a_context_alone_was_found_on_a_gpu() -> None:
-    """``python -m tests.quality.gpu_contexts golden/gpu/contexts.json`` on two GPUs, before ``last_frozen`` came."""
+    """``python -m tests.quality.gpu_contexts golden/gpu/contexts.json`` on two GPUs."""
     run = json.loads((FOLDER / "contexts.json").read_text(encoding="utf-8"))
     assert (run["schema"], run["gpus"], run["case"]) == ("normcheck-gpu-contexts/1", 2, gpu_contexts.CASE)
     assert run["environment"]["device"].startswith("NVIDIA ")
-    expected = {name: (context, output) for name, _, context, output in gpu_contexts.wrong() if name != "last_frozen"}
+    expected = {name: (context, output) for name, _, context, output in gpu_contexts.wrong()}
     found = {name: tuple(cell["found"]) for name, cell in run["wrong"].items()}
     assert found == {name: ("context", *where) for name, where in expected.items()}
     assert {context for context, _ in expected.values()} == {*gpu_contexts.CONTEXTS, "compile", "profiler"}
@@ -238,8 +287,6 @@ def test_two_gpus_judge_as_one_does() -> None:
 
 
 def test_every_triton_mutant_was_run_on_a_gpu() -> None:
-    runs = [json.loads((FOLDER / f"{n}.json").read_text(encoding="utf-8")) for n in ("audit_triton", "audit_lock")]
+    runs = [json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")) for name in AUDITS]
     ran = {entry["id"] for run in runs for entry in run["mutants"]}
-    by_default = {i.op for i in discovery.implementations()["triton"] if "cuda" in i.by_default}
-    faults = [m for m in catalogue.mutants().values() if m.language == "triton" and by_default.intersection(m.ops)]
-    assert ran == {fault.id for fault in faults}
+    assert ran == {m.id for m in catalogue.mutants().values() if m.language == "triton"}
