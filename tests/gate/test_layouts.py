@@ -107,9 +107,7 @@ FEW = ("--max-examples", "20", "--allow-thin")
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "way"), [("right", WAYS[0]), ("transposed", WAYS[0]), ("only_of_attention", WAYS[1])]
-)
+@pytest.mark.parametrize(("name", "way"), [("right", WAYS[0]), ("transposed", WAYS[0]), ("only_of_attention", WAYS[1])])
 @pytest.mark.usefixtures("small_core")
 def test_a_right_function_passes_with_heads_alone(told: Callable[..., Any], name: str, way: str) -> None:
     code, verdict, out = told(name, *HEADS, way, "--time-budget", "0.1")

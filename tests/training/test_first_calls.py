@@ -76,7 +76,10 @@ def test_a_kernel_that_triton_tunes_is_right_on_a_gpu() -> None:
 
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str], tuple[Reward, float]]:
-    """``hurried(END)``: the reward of a kernel with this end, and its seconds, if a first call may take 1 s, and one after a hang half."""
+    """``hurried(END)``: the reward of a kernel with this end, and its seconds, if a first call may take 1 s.
+
+    After a hang each call has half of that.
+    """
     monkeypatch.setattr(trial, "FIRST_CALL_SECONDS", 1.0)
     monkeypatch.setattr(trial, "_CASE_SECONDS", 0.5)
 
