@@ -111,7 +111,7 @@ def slow_file(kernel_file: KernelFile, tmp_path: Path) -> Callable[[float], tupl
 @pytest.mark.slow
 def test_it_says_what_one_machine_says(cli: Cli, kernel_file: KernelFile) -> None:
     path = kernel_file(RIGHT, WRONG)
-    argv = ("verify", "--impl", str(path), *FEW, "--dtype", "fp16", "--report", "json:out.json")
+    argv = ("verify", "--impl", str(path), *FEW, "--dtype", "fp16", "--dtype", "fp32", "--report", "json:out.json")
     alone = cli(*argv)
     expected = report()
     with ThreadPoolExecutor(1) as pool:

@@ -147,7 +147,7 @@ def test_a_wrong_function_is_found(
 @pytest.mark.usefixtures("unshrunk")
 @pytest.mark.parametrize(
     ("asked", "way"),
-    [(("--max-examples", "60", "--allow-thin"), WAYS[0]), ((*HEADS, *FEW), WAYS[0]), ((*HEADS, *FEW), WAYS[1])],
+    [(("--max-examples", "40", "--allow-thin"), WAYS[0]), ((*HEADS, *FEW), WAYS[0]), ((*HEADS, *FEW), WAYS[1])],
 )
 def test_a_kernel_in_place_writes_its_own_heads_only(
     told: Callable[..., Any], asked: tuple[str, ...], way: str
