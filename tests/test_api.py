@@ -181,6 +181,7 @@ def test_options_are_those_of_the_command_line() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_the_state_of_the_caller_stays_as_it_was() -> None:
     def rude(x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         torch.manual_seed(3)

@@ -44,7 +44,7 @@ def test_right():
 
 thin = pytest.mark.normcheck(op="rmsnorm", dtypes="fp16", max_examples=3, contexts=False)(my_kernels.rmsnorm)
 
-@pytest.mark.normcheck(op="rmsnorm", dtypes=("fp16", "float32"))
+@pytest.mark.normcheck(op="rmsnorm", dtypes=("fp16", "float32"), time_budget=0.1, contexts=False)
 def wrong(x, weight, bias, eps):
     return my_kernels.rmsnorm(x, weight, bias, eps) * 1.01
 
@@ -149,7 +149,8 @@ def test_options_come_before_the_mark(inner: Inner) -> None:
         "test_it.py",
         """
         import pytest, my_kernels
-        @pytest.mark.normcheck(op="rmsnorm", dtypes="fp16", seed=1, profile="deep", max_examples=1, contexts=False)
+        few = {"max_examples": 1, "time_budget": 0.01, "contexts": False}
+        @pytest.mark.normcheck(op="rmsnorm", dtypes="fp16", seed=1, profile="deep", **few)
         def test_it():
             return lambda x, w, b, eps: my_kernels.rmsnorm(x, w, b, eps) * 2
         """,

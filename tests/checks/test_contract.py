@@ -760,7 +760,7 @@ IMPLEMENTATIONS = (
 def test_overwriting_in_a_process_of_its_own(cli: Cli, kernel_file: KernelFile) -> None:
     """Who declares it is right, each in one dtype by turns, and who overwrites anything else is wrong."""
     source = f"import sys; sys.path.insert(0, {str(Path(__file__).parent)!r})\n{OVERWRITING}"
-    found = run_file(cli, kernel_file(source))
+    found = run_file(cli, kernel_file(source), "--max-examples", "8")
     assert [name for name, v in found.items() if v["status"] == "thin"] == [f"declared {what}" for what in OVER]
     assert {name: v["failure"]["kind"] for name, v in found.items() if v["failure"]} == {
         **{f"silent {what}": "input_modified" for what in ("dy", "x, by autograd")},

@@ -153,10 +153,11 @@ CHAIN = "for row in products: dw = dw + row"
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("unshrunk")
 def test_a_sweep_finds_it_and_accuses_no_chain(cli: Cli, kernel_file: KernelFile) -> None:
     def swept(sum: str, declared: str) -> Any:
         path = str(kernel_file(KERNEL.format(sum=sum, declared=declared)))
-        return cli("verify", "--impl", path, "--dtype", "fp32", "--no-contexts", "--max-examples", "25", "--allow-thin")
+        return cli("verify", "--impl", path, "--dtype", "fp32", "--no-contexts", "--max-examples", "12", "--allow-thin")
 
     found = swept("dw = products.sum(0)", '("y", "dx", "dw")')
     assert found.code == ExitCode.FOUND

@@ -38,6 +38,7 @@ from normcheck.oracle.judge import END_TO_END, judge_of
 from normcheck.oracle.tolerances import table
 from normcheck.runner.call import poisoned_memory
 from tests.case_lines import case_of
+from tests.inner_loop import parametrize
 from tests.some import some
 
 MUTANTS = [fault for fault in catalogue.mutants().values() if fault.weight_layouts]
@@ -175,7 +176,7 @@ DATA: tuple[dict[str, Any], ...] = (
 )
 
 
-@pytest.mark.parametrize("right", CONTROLS, ids=lambda kernel: f"{kernel.op}-{kernel.name}")
+@parametrize("right", CONTROLS, inner=6, ids=lambda kernel: f"{kernel.op}-{kernel.name}")
 def test_a_right_kernel_passes(right: Implementation) -> None:
     for how in some(right.weight_layouts):
         for changes in DATA:
@@ -188,7 +189,7 @@ def test_a_right_kernel_passes(right: Implementation) -> None:
         assert all(result.probed.invariant[name] for name in ("y", "dx"))
 
 
-@pytest.mark.parametrize("fault", MUTANTS, ids=lambda fault: fault.id)
+@parametrize("fault", MUTANTS, inner=6, ids=lambda fault: fault.id)
 def test_a_planted_fault_shows_in_its_layout_alone(fault: Mutant) -> None:
     (how,) = fault.weight_layouts
     for op in some(fault.ops):

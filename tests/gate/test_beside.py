@@ -47,7 +47,7 @@ def verdict_of(
     cores: int,
     *,
     first: str = "pass",
-    seconds: float = 0.02,
+    seconds: float = 0.01,
     most: int = MOST,
 ) -> tuple[Verdict, list[str]]:
     """The verdict of a kernel that sleeps in each call, and its cases in the order in which they were counted."""

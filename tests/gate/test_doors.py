@@ -104,12 +104,13 @@ def test_an_unexpected_signature_is_a_wrong_command(tmp_path: Path, cli: Cli) ->
     ("what", "says"),
     [
         ("os._exit(3)", "its process ended with exit code 3 during backward, by torch autograd through y"),
-        ("time.sleep(100)", "no result after timeout=2 s, during backward, by torch autograd through y"),
+        ("time.sleep(100)", "no result after timeout=1 s, during backward, by torch autograd through y"),
     ],
 )
+@pytest.mark.usefixtures("unshrunk")
 def test_what_ends_in_the_backward_of_autograd_is_told_so(tmp_path: Path, cli: Cli, what: str, says: str) -> None:
     file = written(tmp_path, "mine.py", THROUGH_AUTOGRAD.format(backward=what))
-    done = cli("verify", "--impl", file, *FEW, "--timeout", "2")
+    done = cli("verify", "--impl", file, *FEW, "--timeout", "1")
     assert done.code == ExitCode.FOUND
     assert says in " ".join(done.out.split())
 

@@ -93,7 +93,7 @@ def test_a_kernel_that_states_a_limit(
     code: int,
     said: str,
 ) -> None:
-    brief = ("--time-budget", "0.1") if asked.startswith("N") else ()  # many rows are asked after a core
+    brief = ("--time-budget", "0.1" if asked.startswith("N") else "1")  # many rows are asked after a core
     path, report = kernel_file(KERNEL.format(limit=limit), name="mine.py"), tmp_path / "report.json"
     words = ("--impl", f"{path}:layernorm", "--dtype", "fp32", "--device", "cpu", "--no-contexts", *brief)
     done = cli("verify", *words, "--require", f"mine.py:layernorm:{asked}", "--report", f"json:{report}")

@@ -48,6 +48,7 @@ def soak(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> Any:
     short = replace(PROFILES["soak"], max_examples=12, shrink_seconds=0.0, explain_seconds=0.0)
     monkeypatch.setitem(PROFILES, "soak", short)
     argv = ("verify", "--profile", "soak", "--no-isolation", "--op", "rmsnorm", "--device", "cpu", "--allow-thin")
+    argv += ("--no-contexts",)
 
     def run(path: Path, *more: str, dtypes: tuple[str, ...] = ("fp16",)) -> Done:
         of = [word for dtype in dtypes for word in ("--dtype", dtype)]
@@ -91,7 +92,7 @@ def test_what_fails_in_a_later_round_is_kept_and_not_run_again(soak: Any, kernel
 def test_ctrl_c_is_how_it_ends(kernel_file: KernelFile, tmp_path: Path) -> None:
     path = kernel_file(RIGHT)
     argv = ("--impl", str(path), "--dtype", "fp16", "--op", "rmsnorm", "--device", "cpu", "--no-isolation")
-    argv += ("--allow-thin",)
+    argv += ("--allow-thin", "--no-contexts")
     short = "import normcheck.gate.plan as p, dataclasses; from normcheck.cli.app import main; "
     short += "p.PROFILES['soak'] = dataclasses.replace(p.PROFILES['soak'], max_examples=3); main()"
     process = subprocess.Popen(

@@ -173,7 +173,7 @@ once, compiled = Path(os.environ["TRITON_CACHE_DIR"], "late"), set()  # all of i
 
 def rmsnorm(x, weight, bias, *, eps):
     if not compiled:
-        compiled.add(time.sleep(2.5))
+        compiled.add(time.sleep(1.3))
     if x.shape[-1] > 64 and not once.exists():
         once.touch()
         time.sleep(1000)
@@ -187,7 +187,7 @@ def test_the_new_process_that_runs_it_again_has_time_to_compile(tmp_path: Path) 
     path = tmp_path / "mine.py"
     path.write_text(LATE_ONCE, encoding="utf-8")
     (implementation,) = select_apart(str(path), ("rmsnorm",), "cpu", 60.0)
-    verdict = swept(implementation, 2.0)
+    verdict = swept(implementation, 1.0)
     assert (verdict.status, verdict.cases) == ("pass", 40), verdict.detail
     (note,) = (note for note in verdict.notes if " was late once, " in note)
-    assert "no result after timeout=2 s, during " in note
+    assert "no result after timeout=1 s, during " in note

@@ -60,7 +60,7 @@ BECOMES: Mapping[str, tuple[tuple[str, ...], str]] = {
 AS_INNOCENT = (
     *("monkey_patch", "thread_injection", "ghost_branch", "baseline_kernel", "falls_back", "replaces_torch"),
 )
-CASES = ("--max-examples", "12", "--time-budget", "240", "--dtype", "fp32", "--device", "cpu", "--no-contexts")
+CASES = ("--max-examples", "8", "--time-budget", "240", "--dtype", "fp32", "--device", "cpu", "--no-contexts")
 
 
 def run(names: tuple[str, ...], *more: str) -> dict[str, Any]:
