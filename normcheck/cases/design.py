@@ -106,7 +106,7 @@ class Design:
         self.number += 1
         if not any(map(_needs_own_case, self.left)) or len(self.left) > 2 * len(ORDINARY):
             planned = self.filled(self.sizes.in_turn(self._worth.best() or self.candidates[0], self.number), {})
-            if goals_of(planned) & self.left:
+            if not self.left.isdisjoint(goals_of(planned)):
                 return planned
         return next(filter(None, map(self._covering, self._missing.in_order())), None)
 
