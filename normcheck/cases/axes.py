@@ -85,11 +85,13 @@ _COLUMNS = (
 """The N that a core may have; of each class those that find the most faults come first."""
 
 
+@lru_cache(maxsize=1024)
 def row_class(rows: int) -> int:
     """The class of an M: its smallest M."""
     return max(low for low in ROWS_OF_CLASS if low <= rows)
 
 
+@lru_cache(maxsize=1024)
 def band_of(rows: int) -> int:
     """The one of BANDS to which an M belongs, 0 for no rows and for more than BANDS_END."""
     return max((low for low in BANDS if low <= rows <= BANDS_END), default=0)

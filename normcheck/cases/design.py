@@ -5,7 +5,7 @@ cost come first.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -15,6 +15,7 @@ from normcheck.cases.axes import (
     ORDINARY,
     PAIRS,
     Value,
+    covered,
     row_class,
 )
 from normcheck.cases.case import NO_WEIGHT, Case
@@ -23,9 +24,10 @@ from normcheck.cases.core_sizes import CoreSizes
 from normcheck.cases.depth import Depth
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, sizes_of
 from normcheck.cases.layouts import EXPANDED, HEADS, OF_WEIGHTS, STRIDED
+from normcheck.cases.missing import Missing
 from normcheck.cases.opening import BATCHES, LONG_ROWS, NEUTRAL, opening
 from normcheck.cases.ops import OPS
-from normcheck.cases.planned import GAPS, HEAD_GAPS, Planned, Size, gap_at, goals_of
+from normcheck.cases.planned import GAPS, HEAD_GAPS, Planned, Size, covers, gap_at, goals_of
 from normcheck.cases.worth import Worth
 
 ALL_OPENED = 1000
@@ -52,12 +54,17 @@ class Design:
         self._claims, self._extent, self._seed, self._used, self._steady = claims, extent, seed, used, steady
         self.sizes = CoreSizes(claims, sizes_of(claims, extent, seed), seed)
         self.axes = axes_of(claims, self.sizes.sizes)
-        self.left: set[Any] = set(goals(claims, extent, seed)) - done
+        self._missing = Missing(set(goals(claims, extent, seed)) - done)
         self.candidates = self.sizes.candidates
         self._cheapest_first = sorted(self.candidates, key=lambda size: size.cost if size.M > 1 else size.cost + 50)
         self._worth = Worth([size for size in self.candidates if size.M], self.left)
         self.number = min(used, sum(1 for _ in opening(claims)))  # of the present case, from 1
         self.number += max(0, used - ALL_OPENED)  # another core after refusals has other cases
+
+    @property
+    def left(self) -> Set[Any]:
+        """The goals that no case covers yet."""
+        return self._missing.goals
 
     def cases(self) -> Iterator[Planned]:
         """The cases, until no goal is left that a case can cover."""
@@ -85,7 +92,7 @@ class Design:
     def recorded(self, planned: Planned) -> Planned:
         """This case, whose goals are left no more."""
         new = self.left & goals_of(planned)
-        self.left -= new
+        self._missing.covered(new)
         self._worth.covered(new)
         return planned
 
@@ -99,9 +106,9 @@ class Design:
         self.number += 1
         if not any(map(_needs_own_case, self.left)) or len(self.left) > 2 * len(ORDINARY):
             planned = self.filled(self.sizes.in_turn(self._worth.best() or self.candidates[0], self.number), {})
-            if goals_of(planned) & self.left:
+            if not self.left.isdisjoint(goals_of(planned)):
                 return planned
-        return next(filter(None, map(self._covering, sorted(self.left, key=repr))), None)
+        return next(filter(None, map(self._covering, self._missing.in_order())), None)
 
     def _covering(self, goal: Any) -> Planned | None:
         """The cheapest case that covers this goal, None if there is none."""
@@ -120,7 +127,7 @@ class Design:
             if not self._claims.fits(fixed.get("layout", ""), size.N):
                 continue
             planned = self.filled(size, fixed)
-            if goal in goals_of(planned):
+            if covers(planned, goal):
                 return planned
         return None
 
@@ -189,45 +196,28 @@ class Design:
         first = axis == "weight" or (axis == "rows" and len(ORDINARY) < size.M)  # with a weight, a blend
         turn = 0 if first else self.number % len(options)
         options = (*options[turn:], *options[:turn])
-        pairs = [(i, chosen[other], True) for i, other in _AS_FIRST[axis] if other in chosen]
-        pairs += [(i, chosen[one], False) for i, one in _AS_SECOND[axis] if one in chosen]
-        return max(options, key=lambda option: self._gain(axis, _expanded(axis, option, size.M), pairs))
-
-    def _gain(self, axis: str, values: Iterable[Any], pairs: Sequence[tuple[int, tuple[Any, ...], bool]]) -> float:
-        """How many of the goals that are left these values of an axis cover, with the values chosen before.
-
-        ``pairs``: the index of each pair of axes, the values chosen of the other, and whether this axis is its first.
-        """
-        gain, left = 0.0, self.left
-        for value in values:
-            if (axis, value) in left:
-                gain += 4
-            for number, others, first in pairs:
-                for other in others:
-                    if ((number, value, other) if first else (number, other, value)) in left:
-                        gain += 1
-        return gain
+        return self._missing.best(axis, options, chosen, lambda option: _expanded(axis, option, size.M))
 
     def _probe(self, size: Size, case: Case) -> Depth:
         """How deep the probes of a case go: as deep as a goal that is left needs; a second run of few rows is cheap."""
         if not size.M:
             return Depth.MEMORY
-        for probe in (Depth.ROWS, Depth.MEMORY):
+        axes = covered(case, Depth.MEMORY)
+        for probe in (Depth.ROWS, Depth.MEMORY) if "probe" in axes else ():
             if probe == Depth.ROWS and size.M < 2:
                 continue
-            new = goals_of(Planned(case, probe)) & self.left
+            wanted = [(number, value, probe) for number, one in _WITH_PROBE for value in axes.get(one, ())]
             if probe == Depth.ROWS and size.M > _MOST_REORDERED_ROWS:  # once for such a class of M
-                new &= {(_M_WITH_PROBE, row_class(size.M), Depth.ROWS)}
-            if any(goal == ("probe", probe) or (len(goal) == 3 and "probe" in PAIRS[goal[0]]) for goal in new):
+                wanted = [(_M_WITH_PROBE, row_class(size.M), probe)]
+            elif ("probe", probe) in self.left:
+                return probe
+            if not self.left.isdisjoint(wanted):
                 return probe
         return Depth.MEMORY if size.M <= _MOST_RERUN_ROWS else Depth.REASON
 
 
-_AS_FIRST = {axis: [(i, b) for i, (a, b) in enumerate(PAIRS) if a == axis] for axis in _CHOSEN}
-_AS_SECOND = {axis: [(i, a) for i, (a, b) in enumerate(PAIRS) if b == axis] for axis in _CHOSEN}
-"""Axis -> the pairs that have it as first or second axis, by index, and the other axis of each."""
-
 _WITH_SPECIAL = [(one, number) for number, (one, other) in enumerate(PAIRS) if other == "special"]
+_WITH_PROBE = [(number, one) for number, (one, other) in enumerate(PAIRS) if other == "probe"]
 _M_WITH_PROBE = PAIRS.index(("m", "probe"))
 _MOST_REORDERED_ROWS, _MOST_RERUN_ROWS = 20, 40
 """Cases up to these M are run with their rows in another order whenever a goal needs it, and always a second time."""

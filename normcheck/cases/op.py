@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from types import MappingProxyType
 
 from normcheck.cases.tensor_names import (
@@ -137,7 +138,7 @@ class Op:
         """Whether groups of rows may each have a weight: the op has one, for each column, and gets nothing by name."""
         return not (self.by_name or self.l2 or self.grouped)
 
-    @property
+    @cached_property
     def by_name(self) -> tuple[str, ...]:
         """The inputs of BY_NAME that the op has."""
         has = {RESIDUAL: self.adds_residual, GATE: self.gated, SCALE: self.quantises or self.modulated}
@@ -155,7 +156,7 @@ class Op:
         """The numbers that a function of the op gets by name, as it gets tensors."""
         return (GROUPS,) * self.grouped + HEAD_COUNTS * self.rotary
 
-    @property
+    @cached_property
     def axes(self) -> tuple[str, ...]:
         """The axes of a case that the op has and others have not."""
         return tuple(axis for name in (*self.by_name, GROUPS) for axis in self.axes_of(name))

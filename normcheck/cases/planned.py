@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
-from normcheck.cases.axes import Pair, Value, covered, pairs_of, values_of
+from normcheck.cases.axes import Pair, Value, covered, pairs_of, parts_of, values_of
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.layouts import HEADS, LAYOUTS, STRIDED
@@ -34,6 +34,12 @@ class Planned:
 def goals_of(planned: Planned) -> Set[Value | Pair]:
     """The values and pairs that a planned case covers."""
     return _goals_of(planned.case, planned.probe)
+
+
+def covers(planned: Planned, goal: Value | Pair) -> bool:
+    """Whether ``goal`` is one of ``goals_of(planned)``, which are not made for this one."""
+    axes = covered(planned.case, planned.probe)
+    return all(value in axes.get(axis, ()) for axis, value in parts_of(goal))
 
 
 @lru_cache(maxsize=512)  # a whole core, as a planner asks again and again what the rest of it covers

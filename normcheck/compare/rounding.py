@@ -14,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from normcheck.cases.case import Case
+from normcheck.cases.depth import Depth
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.op import Op
 from normcheck.cases.ops import OPS
@@ -81,7 +82,8 @@ class _Sides:
         """Of A and of B: what it returns, the model that it declares, the inputs."""
         found = []
         for cell, may_be in zip(self.cells, self.left, strict=True):
-            result = run_case(cell, case, self.plan, Ask(conventions=tuple(may_be) if may_be else None))
+            own = tuple(may_be) if may_be else None
+            result = run_case(cell, case, self.plan, Ask(Depth.OFF, conventions=own))
             model = model_of(cell.implementation, case, self.plan.device)
             found.append((result, model, make(case, self.op, result.home)))
         return found

@@ -76,11 +76,7 @@ def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
         or case.room > _MOST
         or not case.M
         or case.layout in (TRAILING, *OF_ROW_GROUPS)
-        or op.gated
-        or op.l2
-        or op.modulated
-        or op.grouped
-        or op.rotary
+        or not has_formulas(op)
     ):
         return None
     inputs, shared = make(case, op, "cpu"), ""
@@ -108,6 +104,11 @@ def evidence(op: Op, result: Result, *, own_backward: bool) -> Evidence | None:
         joined=result.joined,
         shared=shared,
     )
+
+
+def has_formulas(op: Op) -> bool:
+    """Whether there are formulas of what kernels of this op might do instead; else there is evidence of no case."""
+    return not (op.gated or op.l2 or op.modulated or op.grouped or op.rotary)
 
 
 def ways(op: Op, result: Result, *, own_backward: bool) -> tuple[Way, ...]:

@@ -127,7 +127,8 @@ class Plain:
         """The next case that covers a goal that is ``left`` and for which ``is_free`` holds; the others are let go."""
         for planned in self.rest():
             self._taken += 1
-            if is_free(planned) and self._refusals.claims.takes(planned.case) and goals_of(planned) & left:
+            takes = is_free(planned) and self._refusals.claims.takes(planned.case)
+            if takes and not left.isdisjoint(goals_of(planned)):
                 return planned
         return None
 

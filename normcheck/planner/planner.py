@@ -211,7 +211,7 @@ class Planner:
                 self._price()
         elif self.prices.is_new and not self.prices.slow and not self._plain.skipped:  # else no price fell
             most, design = _CHEAP_SHARE * left, self._design
-            rest = [planned for planned in self._plain.rest() if goals_of(planned) & design.left]
+            rest = [planned for planned in self._plain.rest() if not design.left.isdisjoint(goals_of(planned))]
             few = self.record.run + len(rest) <= self._limits.cases
             if few and most > 0 and self.prices.ahead(rest, most, "likely") <= most:
                 self._priced = None

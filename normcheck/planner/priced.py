@@ -99,11 +99,11 @@ class Priced:
             if not first.M or self._worth.get(place, 1) < 1:
                 continue
             planned = self.candidates.at(first)
-            if not goals_of(planned) & self._design.left:
-                planned = next(
-                    (one for one in self.candidates.special(first) if goals_of(one) & self._design.left), planned
-                )
-            self._worth[place] = len(goals_of(planned) & self._design.left)
+            left = self._design.left
+            if left.isdisjoint(goals_of(planned)):
+                special = self.candidates.special(first)
+                planned = next((one for one in special if not left.isdisjoint(goals_of(one))), planned)
+            self._worth[place] = len(goals_of(planned) & left)
             if self._worth[place] and self._prices.building_of(planned) <= self._prices.little:
                 return planned
         return None

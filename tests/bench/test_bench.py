@@ -195,6 +195,7 @@ def test_disturbed_times_are_taken_again(
 # only what was verified
 
 
+@pytest.mark.slow
 def test_every_op_is_called_with_all_that_it_takes(run: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code, out, speeds = measured(run, "--impl", "torch", "--sizes", "16,64")

@@ -95,9 +95,9 @@ def test_they_are_those_of_the_judge(op: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("op", "dtype"), [("rmsnorm", "fp16"), ("layernorm_relu_bitmask", "fp32")])
-def test_they_are_those_of_the_judge_in_the_small_finite_cases_of_a_core(op: str, dtype: str) -> None:
-    tried = [*cases(op, dtype, 1)]
-    assert len(tried) > 100
+def test_they_are_those_of_the_judge_in_half_of_the_small_finite_cases_of_a_core(op: str, dtype: str) -> None:
+    tried = [*cases(op, dtype, 2)]
+    assert len(tried) > 90
     for case in tried:
         require_the_judges(case)
 

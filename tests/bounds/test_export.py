@@ -103,6 +103,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_the_pages_program_passes_its_case_and_fails_for_another_eps(program: Path, cli: Cli) -> None:
     (command,) = re.findall(r"^normcheck export-case '(.*?)' case_1$", PAGE, re.MULTILINE)
     done = cli("export-case", command, "case_1")

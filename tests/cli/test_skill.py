@@ -85,6 +85,7 @@ def test_its_steps_lead_to_the_true_cause(name: str, cli: Cli) -> None:
     assert follow(cli, entry["next"]["command"]).code == 0
 
 
+@pytest.mark.slow
 def test_its_loop_ends(cli: Cli) -> None:
     Path("my_kernel.py").write_text(RIGHT, encoding="utf-8")
     assert follow(cli, BLOCKS[0]).code == 0

@@ -22,7 +22,7 @@ from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.diagnosis import explain, gated, grouped, modulated, rotary, row_groups
-from normcheck.diagnosis.evidence import Evidence, evidence, ways
+from normcheck.diagnosis.evidence import Evidence, evidence, has_formulas, ways
 from normcheck.diagnosis.explain import explanation
 from normcheck.diagnosis.fit import explains
 from normcheck.diagnosis.formula import TEXTBOOK, Way
@@ -76,12 +76,12 @@ def test_the_textbook_explains_every_correct_kernel() -> None:
     for number, control in enumerate(catalogue.controls()):
         dtype = control.dtypes[number % len(control.dtypes)]
         cell = cell_of(control, dtype)
-        if control.name.endswith(".triton"):
+        if control.name.endswith(".triton") or control.name in MIXED or not has_formulas(cell.op):
             continue
         own, left = control.backward is not None, {Way(*each) for each in _EVERY}
         for result in islice(cases_of(cell), number % 2, None, 2):  # half of them, by turns
             found = evidence(cell.op, result, own_backward=own)
-            if found is not None and control.name not in MIXED:
+            if found is not None:
                 tries = left.intersection(ways(cell.op, result, own_backward=own))
                 left = {way for way in tries if explains(TEXTBOOK, found, way)}
                 assert left, f"{control.name} {control.op} {result.case}"
