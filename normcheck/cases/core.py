@@ -11,7 +11,8 @@ from itertools import count
 
 from normcheck.cases.claims import Claims
 from normcheck.cases.design import Design
-from normcheck.cases.goals import Extent, Goals
+from normcheck.cases.goals import Extent, Goals, goals
+from normcheck.cases.opening import BATCHES, LONG_ROWS, opening
 from normcheck.cases.planned import Planned
 
 
@@ -32,6 +33,11 @@ def drawn(claims: Claims, extent: Extent, seed: int, *, done: Goals = frozenset(
 @lru_cache(maxsize=8)  # one that is still being made holds megabytes
 def _drawn(claims: Claims, extent: Extent, seed: int, done: Goals, used: int) -> Iterable[Planned]:
     return _Cached(Design(claims, extent, seed, done, used).cases())
+
+
+def at_most(claims: Claims, extent: Extent, seed: int) -> int:
+    """So many cases, none of which need be made, a core has at most: each covers a goal, but for those that open it."""
+    return len(goals(claims, extent, seed)) + len(tuple(opening(claims))) + len((LONG_ROWS, *BATCHES))
 
 
 class _Cached:

@@ -71,7 +71,7 @@ class Profile:
     ``extent``: the size of its core, which may take ``core_seconds`` without compiling and the like. Other cases
     follow for ``seconds``; core and others together are at most ``max_examples`` cases. ``shrink_seconds``: limit of
     the search for a more telling failing case, and of that for a simpler one; neither takes more than ``seconds``.
-    ``explain_seconds``: limit of the search for a known fault that explains a failure.
+    ``explain_seconds``: limit of the search for a known fault that explains a failure; 0: nor is any advice looked for.
 
     ``large_share``: a large case is run only if it is expected to take at most this share of the seconds that are left.
     On a GPU each large case is run ``large_times``, with different data: races show in some runs only. ``powers``: on

@@ -81,7 +81,7 @@ def _run(cell: Cell, plan: Plan, progress: Progress, with_coverage: bool, start:
             smallest = blame.result
             for checked in smallest.wrong:
                 tally.note(smallest.case, checked)
-            advise = blame.alone and not (died(smallest) or final)
+            advise = blame.alone and plan.profile.explain_seconds > 0 and not (died(smallest) or final)
             failure = finding(cell, smallest, plan.device, advise=advise)
             failure = with_blame(cell, plan, blame, failure)
             if torn:
@@ -325,7 +325,7 @@ def _most_telling(cell: Cell, plan: Plan, failed: Result, tally: Tally) -> Resul
     best, end = failed, time.perf_counter() + most
     if _context_lost(cell, failed) or died(failed) or tear(tally, failed):
         return failed
-    for case in telling(cell.claims, plan.seed):
+    for case in telling(cell.claims, plan.seed) if most else ():
         if time.perf_counter() > end or timed_out(best):
             break
         result = run_case(cell, case, plan, Ask(Depth.OFF, tally.floors))

@@ -9,7 +9,7 @@ from typing import Any
 
 from normcheck.cases.axes import Pair, Value
 from normcheck.cases.claims import Claims
-from normcheck.cases.core import drawn
+from normcheck.cases.core import at_most, drawn
 from normcheck.cases.design import ALL_OPENED
 from normcheck.cases.goals import Extent, Goals, goals
 from normcheck.cases.planned import Planned, goals_of
@@ -72,6 +72,7 @@ class Plain:
 
     def draw(self) -> None:
         """Draw the cases for what is not done."""
+        self._drawn_with = self._refusals.claims
         self.drawn_for, self._cases, self._taken = self._refusals.version, self._drawn(self.extent), 0
         self._head = next(iter(self._cases), None)
 
@@ -98,6 +99,11 @@ class Plain:
     def rest(self) -> Iterator[Planned]:
         """The cases that are still to come."""
         return islice(iter(self._cases), self._taken, None)
+
+    @property
+    def at_most(self) -> int:
+        """No more cases than these are still to come, of which none is made to tell."""
+        return at_most(self._drawn_with, self.extent, self._seed)
 
     def next(self) -> Step | None:
         """The next case of this shard for which a core has time; None if there is none."""

@@ -207,7 +207,8 @@ class Planner:
         if self._priced is None:
             most = max(left, min(half, left + self._limits.usual), _CHEAP_SHARE * half)
             trust: Any = "sure" if seconds < half else "likely"  # one sample counts only if it is longer than that
-            if self.prices.slow and self.prices.ahead(self._plain.rest(), most, trust) > most:
+            slow = self.prices.slow and self._plain.at_most * self.prices.dearest_case > most  # else none need be made
+            if slow and self.prices.ahead(self._plain.rest(), most, trust) > most:
                 self._price()
         elif self.prices.is_new and not self.prices.slow and not self._plain.skipped:  # else no price fell
             most, design = _CHEAP_SHARE * left, self._design

@@ -136,6 +136,11 @@ class Prices:
             self._known["dearest"] = max([*own, *shared], default=0.0)
         return self._known["dearest"]
 
+    @property
+    def dearest_case(self) -> float:
+        """Seconds that no case is expected to build for longer: a probe of rows also runs a row alone."""
+        return 2 * self.dearest
+
     def of(self, axis: str, value: Hashable = None, trust: Trust = "likely") -> float:
         """Seconds of a new value of an axis; None: of any."""
         apart = value in _APART.get(axis, ())
