@@ -55,8 +55,8 @@ TABLE = (
 
 
 def pair(op: str, a: str, b: str, dtype: str = "bf16") -> Pair:
-    """Both on ten cases, in this process."""
-    plan = Plan((), profile_of(VerifyOptions(max_examples=10)), 0, "cpu", 60.0, judge=PLAIN)
+    """Both on sixteen cases, in this process."""
+    plan = Plan((), profile_of(VerifyOptions(max_examples=16)), 0, "cpu", 60.0, judge=PLAIN)
     both = Both(*(Cell(OPS[op], CONTROLS[op, name], dtype, name) for name in (a, b)), ())
     return compared(both, plan, (), lambda cases, worst: None, same_bits=True)
 

@@ -7,7 +7,6 @@ A make whose name ends in open is another one, which declares less: it is not tr
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import product
 
 import pytest
 
@@ -31,14 +30,8 @@ def one_of_each_make() -> list[tuple[int, Implementation]]:
     return [(number, ops[number % len(ops)]) for number, ops in enumerate(makes.values())]
 
 
-def contexts_of(number: int) -> tuple[str, ...]:
-    """Two or three of the contexts, by turns: of those that a make is not tried in, others of its op are."""
-    return CONTEXTS[number // 3 % 2 :: 2]
-
-
-def test_each_op_has_some_in_each_context() -> None:
-    tried = {(kernel.op, context) for number, kernel in one_of_each_make() for context in contexts_of(number)}
-    assert tried == set(product({kernel.op for kernel in controls()}, CONTEXTS))
+def test_each_op_has_some() -> None:
+    assert {kernel.op for _, kernel in one_of_each_make()} == {kernel.op for kernel in controls()}
 
 
 @pytest.mark.slow
@@ -52,6 +45,6 @@ def test_a_correct_kernel_of_the_audit_is_accused_in_no_context(number: int, ker
     claims = claims_of(OPS[kernel.op], kernel, kernel.dtypes[0])
     packed = [case for case in telling(claims, 0) if case.layout == "contiguous" and case.M > 1 and case.N > 1][:2]
     line = str(replace(packed[number // 4 % len(packed)], rows="blend", dy="normal"))
-    (verdict,) = normcheck.verify(kernel, case=line, context=contexts_of(number), device="cpu")
+    (verdict,) = normcheck.verify(kernel, case=line, context=CONTEXTS, device="cpu")
     assert verdict.status in ("pass", "skip"), verdict.detail
     assert verdict.status == "skip" or "held" in {how.status for how in verdict.contexts.values()}
