@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
+from typing import Any
 
 import torch
 
@@ -15,23 +16,39 @@ from normcheck.errors import Broken
 _FURTHER_CALLS = 12
 _LATE_SECONDS = 0.05
 
-_STATE: Mapping[str, Callable[[], object]] = MappingProxyType(
+
+def _set_default_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)  # None is how a process begins
+
+
+_STATE: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = MappingProxyType(
     {
-        "torch.get_default_dtype()": torch.get_default_dtype,
-        "torch.get_default_device()": torch.get_default_device,
-        "torch.is_grad_enabled()": torch.is_grad_enabled,
-        "torch.initial_seed()": torch.initial_seed,  # as manual_seed sets it: a random number that is drawn leaves it
+        "torch.get_default_dtype()": (torch.get_default_dtype, torch.set_default_dtype),
+        "torch.get_default_device()": (torch.get_default_device, _set_default_device),
+        "torch.is_grad_enabled()": (torch.is_grad_enabled, torch.set_grad_enabled),
+        "torch.initial_seed()": (torch.initial_seed, torch.manual_seed),  # a random number that is drawn leaves it
     }
 )
-"""What a call must leave as it is: all that the caller computes afterwards hangs on it."""
+"""What a call must leave as it is, as all that the caller computes afterwards hangs on it; how it is read and set."""
 
-_before: dict[str, object] = {}
+_before: dict[str, Any] = {}
 
 
 def note_state(*, anew: bool = True) -> None:
     """Note torch's state before the first call of a kernel; not ``anew``: unless that of one before it was noted."""
     if anew or not _before:
-        _before.update((name, value()) for name, value in _STATE.items())
+        _before.update((name, read()) for name, (read, _) in _STATE.items())
+
+
+def _set_back() -> list[str]:
+    """What of the state has changed, in words. It is set back: smaller cases show it too, and no kernel after this."""
+    changed = []
+    for name, was in _before.items():
+        read, put = _STATE[name]
+        if (now := read()) != was:
+            changed.append(f"{name} is {now}, and was {was}")
+            put(was)
+    return changed
 
 
 def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
@@ -44,9 +61,7 @@ def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     for _ in range(_FURTHER_CALLS):
         both(kernel, copied(second))
     time.sleep(max(0.0, _LATE_SECONDS - (time.perf_counter() - begun)))
-    changed = [f"{name} is {_STATE[name]()}, and was {was}" for name, was in _before.items() if _STATE[name]() != was]
-    if changed:
-        note_state()  # the next kernel in this process is not blamed for it
+    if changed := _set_back():
         raise Broken("exception", "", f"after its calls {'; '.join(changed)} before the first one")
     yield Step(f"when it is looked at again after {_FURTHER_CALLS} further calls", (0,), kept)
     if not kernel.by_autograd:
