@@ -149,7 +149,7 @@ def attempted(cell: Cell, case: Case, plan: Setting, work: Callable[[], T], most
     # Only here, behind the handler, nobody holds the frames in which the memory ran out, and their tensors.
     gc.collect()
     torch.cuda.empty_cache()
-    words = _shortage(bytes_of(case, plan.device), memory_bytes(plan.device))
+    words = _shortage(_needed(case, plan.device), memory_bytes(plan.device))
     return Result(case, table().model, refused=f"judging it {words} of the GPU's memory")
 
 
@@ -174,7 +174,7 @@ _MASK_BYTES = 5
 
 def too_large(case: Case, device: str) -> str:
     """Why the tensors of a case would not fit into memory, or an empty string; a case line may ask for any size."""
-    needed, there = bytes_of(case, device), memory_bytes(device)
+    needed, there = _needed(case, device), memory_bytes(device)
     return _shortage(needed, there) if needed > there else ""
 
 
@@ -186,7 +186,7 @@ def _no_room(case: Case, device: str) -> str:
     """``too_large``, once a process that has just ended has given back its memory on the GPU."""
     end = time.monotonic() + (_ENDING_SECONDS if device == "cuda" else 0.0)
     while (reason := too_large(case, device)) and time.monotonic() < end:
-        if bytes_of(case, device) > torch.cuda.mem_get_info()[1]:
+        if _needed(case, device) > torch.cuda.mem_get_info()[1]:
             break
         if not _too_large_yet(case):
             return ""
@@ -204,7 +204,7 @@ def _too_large_yet(case: Case) -> str:
 _ENDING_SECONDS = 5.0
 
 
-def bytes_of(case: Case, device: str) -> int:
+def _needed(case: Case, device: str) -> int:
     """Bytes that a case takes, of the GPU's memory if it runs there."""
     rows = max(case.M, 1)  # a case without rows has weights, bands as long as a row, and a gap
     item = torch_dtype(case.dtype).itemsize

@@ -10,7 +10,6 @@ import os
 import pickle
 import threading
 import time
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -48,7 +47,7 @@ class Done:
 
 
 class Beside:
-    """The further processes of one cell; ``look`` starts them, ``result`` has what they did. ``core``: of the cell.
+    """The further processes of one cell while its ``core`` runs; ``look`` starts them, ``result`` has what they did.
 
     On a GPU, and if the kernel builds something, other processes are worth more in compiling ahead. A kernel whose
     calls are fast waits for its judge, and not the other way round.
@@ -65,14 +64,14 @@ class Beside:
         self._sessions: list[ProcessSession] = []
         self._running: dict[Planned, Future[Done]] = {}
 
-    def look(self, present: Planned, ask: Ask, room: int, following: Callable[[int], list[Planned]]) -> None:
+    def look(self, present: Planned, ask: Ask, room: int) -> None:
         """Hand out what comes after the ``present`` case, of which ``room`` cases may run. Never waits.
 
-        ``ask``: of what is known of the kernel by now; ``following``: so many of the cases that come next.
+        ``ask``: of what is known of the kernel by now.
         """
         if not self._is_possible or self._count < 2 or self._core.record.core <= _SLOW * self._core.record.run:
             return
-        coming = following(min(room, _WAITING * self._count))
+        coming = self._core.coming(min(room, _WAITING * self._count))
         for planned in self._running.keys() - {present, *coming}:
             self._running.pop(planned).cancel()
         if self._threads is None and coming:
@@ -80,10 +79,6 @@ class Beside:
         for planned in coming:
             if self._threads is not None and planned not in self._running:
                 self._running[planned] = self._threads.submit(self._done, planned, ask)
-
-    def runs(self, planned: Planned) -> bool:
-        """Whether a process runs this case, or has done so."""
-        return planned in self._running
 
     def result(self, planned: Planned, conventions: tuple[Convention, ...] | None) -> Done | None:
         """What came of a case; None if no process runs it, or if more is known of the kernel by now.

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import islice, pairwise
-from typing import NamedTuple
+from itertools import pairwise
 
 from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, of_size
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
 from normcheck.cases.strategies import choices, endless
-from normcheck.checks.attempt import bytes_of
 from normcheck.checks.cell import Cell
 from normcheck.gate.plan import Plan
 from normcheck.gate.requirements import sizes_required
 from normcheck.gate.shrink import seed_of
 from normcheck.planner.plain import Step
 from normcheck.planner.planner import Planner
-from normcheck.runner.environment import memory_bytes
 
 ROWS_EVERY = 8
 """After the core every eighth case has the probes of rows, and every second those of memory: they cost runs."""
@@ -47,14 +43,6 @@ class Asked:
         return self.step is None or self.step.own
 
 
-class _After(NamedTuple):
-    """A case after the core, whether it is large, and the next one if that is known."""
-
-    case: Case
-    is_large: bool = False
-    upcoming: Case | None = None
-
-
 class Sequence:
     """Gives the cases of ``cell`` one by one; ``saw`` takes what came of each before the next.
 
@@ -65,8 +53,6 @@ class Sequence:
     def __init__(self, cell: Cell, plan: Plan, core: Planner, count: Callable[[], int], *, large: bool = True) -> None:
         self._cell, self._plan, self._core, self._count, self._large = cell, plan, core, count, large
         self._seed, self._end = seed_of(cell, plan.seed), math.inf
-        self._rest: Iterator[_After] | None = None  # once the core is over
-        self._drawn: deque[_After] = deque()  # those of the rest that were looked at before their turn
         self.number = -1
 
     def __iter__(self) -> Iterator[Asked]:
@@ -75,38 +61,12 @@ class Sequence:
             self.number = step.number
             yield Asked(step.planned, step, upcoming=core.upcoming)
         self.number = (self._count() if shards == 1 else core.length) - 1
-        self._rest = self._after()
-        while (following := self._following()) is not None:
+        for case, is_large, upcoming in self._after():
             self.number += 1
             if self.number >= most or self.seconds_left < 0:
                 return
             if self.number % shards == shard - 1:
-                planned = Planned(following.case, _probe(self.number))
-                yield Asked(planned, is_large=following.is_large, upcoming=following.upcoming)
-
-    def coming(self, most: int) -> list[Planned]:
-        """So many of the cases that come next if the present one changes nothing; [] if that is not known.
-
-        Without those that are large, if they take too long or need more memory than so many at a time have.
-        """
-        if self._rest is None:
-            return self._core.coming(most)
-        if self._core.is_priced or self._plan.shard != (1, 1):
-            return []
-        self._drawn.extend(islice(self._rest, max(0, most - len(self._drawn))))
-        numbered = enumerate(islice(self._drawn, most), self.number + 1)
-        coming = [Asked(Planned(each.case, _probe(number)), is_large=each.is_large) for number, each in numbered]
-        room = memory_bytes(self._plan.device) / max(1, most)
-        return [
-            asked.planned
-            for asked in coming
-            if not asked.is_large
-            or (bytes_of(asked.planned.case, self._plan.device) < room and not self.is_too_slow(asked))
-        ]
-
-    def _following(self) -> _After | None:
-        assert self._rest is not None
-        return self._drawn.popleft() if self._drawn else next(self._rest, None)
+                yield Asked(Planned(case, _probe(self.number)), is_large=is_large, upcoming=upcoming)
 
     def saw(self, asked: Asked, *, refused: bool, seconds: float) -> None:
         """Take what came of a case, which took so many ``seconds``."""
@@ -128,18 +88,18 @@ class Sequence:
     def _share_left(self) -> float:
         return self._plan.profile.large_share * self.seconds_left
 
-    def _after(self) -> Iterator[_After]:
-        """The cases after the core."""
+    def _after(self) -> Iterator[tuple[Case, bool, Case | None]]:
+        """(case, whether it is large, the next one) after the core."""
         plan, core = self._plan, self._core
         if self._large:
             for case in huge(core.claims, plan.profile.powers if plan.device == "cuda" else ()):
-                yield _After(case, True)  # each waits for its turn at the memory, which is not the cell's time
+                yield case, True, None  # each waits for its turn at the memory, which is not the cell's time
         self._end = time.perf_counter() + _seconds_after(core, plan)
         for case, is_large in self._named():
             if (self._large or not is_large) and core.is_worth(case, self._share_left):
-                yield _After(case, is_large)
+                yield case, is_large, None
         for case, upcoming in pairwise(endless(choices(core.claims), self._seed)):
-            yield _After(core.where_paid(case, self._share_left), upcoming=upcoming)
+            yield core.where_paid(case, self._share_left), False, upcoming
 
     def _named(self) -> Iterator[tuple[Case, bool]]:
         """(case, whether it is large) between the core and the drawn cases; first of the sizes required."""

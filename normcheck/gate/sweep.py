@@ -250,14 +250,16 @@ def _first_failing(
         replayed = tally.cases  # they have no number in the sequence
         with Ahead(cell, plan, core, in_turn) as ahead, Beside(cell, plan, core) as beside:
             for asked in sequence:
-                if sequence.is_too_slow(asked) and not beside.runs(asked.planned):
+                if sequence.is_too_slow(asked):
                     tally.too_slow[f"{asked.planned.case.M}x{asked.planned.case.N}"] = None
                     continue
                 done = None
                 if asked.step is None:
                     ahead.stop()
-                beside.look(asked.planned, tally.ask, plan.most - tally.cases + replayed - 1, sequence.coming)
-                done = beside.result(asked.planned, tally.conventions)
+                    beside.stop()
+                else:
+                    beside.look(asked.planned, tally.ask, plan.most - tally.cases + replayed - 1)
+                    done = beside.result(asked.planned, tally.conventions)
                 if done is not None and died(done.result):  # it may be another's victim
                     once_more, done = (() if timed_out(done.result) else done.result.after), None
                     for case in once_more:

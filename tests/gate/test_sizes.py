@@ -102,10 +102,10 @@ def test_more_than_2_to_the_31_elements_fit_into_80_gb() -> None:
     """With 8 GiB for the memory that all cases share, and as much for contexts and the kernel itself."""
     for op in ("rmsnorm", "layernorm", "rmsnorm_llama"):
         case = replace(HUGE, op=op)
-        assert 12 * 4 * GIB < attempt.bytes_of(case, "cuda") < (79 - 16) * GIB
+        assert 12 * 4 * GIB < attempt._needed(case, "cuda") < (79 - 16) * GIB
     clamped = replace(HUGE, op="layernorm_relu_bitmask", options=(("lower_clip", 0.0), ("upper_clip", 6.0)))
-    assert attempt.bytes_of(clamped, "cuda") < (79 - 8) * GIB
-    assert attempt.bytes_of(replace(HUGE, M=2**20 + 1), "cuda") < (139 - 16) * GIB
+    assert attempt._needed(clamped, "cuda") < (79 - 8) * GIB
+    assert attempt._needed(replace(HUGE, M=2**20 + 1), "cuda") < (139 - 16) * GIB
 
 
 def test_what_does_not_fit_is_refused_with_how_much_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
