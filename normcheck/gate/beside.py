@@ -10,6 +10,7 @@ import os
 import pickle
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -31,8 +32,8 @@ from normcheck.runner.session import session_of
 MOST = 4
 """Further processes of one kernel: what judges them is one process."""
 
-_SLOW = 0.03
-"""Seconds of a case on average, at least: if it takes less, most of that goes into judging, which is one process's."""
+_SLOW = 0.02
+"""Seconds for which a case waits for its kernel on average, at least: what judges is one process, which others delay."""
 
 _WAITING = 2  # cases for each of them, so that none is idle while the oldest result is waited for
 
@@ -47,7 +48,7 @@ class Done:
 
 
 class Beside:
-    """The further processes of one cell while its ``core`` runs; ``look`` starts them, ``result`` has what they did.
+    """The further processes of one cell; ``look`` starts them, ``result`` has what they did. ``core``: of the cell.
 
     On a GPU, and if the kernel builds something, other processes are worth more in compiling ahead. A kernel whose
     calls are fast waits for its judge, and not the other way round.
@@ -64,14 +65,14 @@ class Beside:
         self._sessions: list[ProcessSession] = []
         self._running: dict[Planned, Future[Done]] = {}
 
-    def look(self, present: Planned, ask: Ask, room: int) -> None:
+    def look(self, present: Planned, ask: Ask, room: int, following: Callable[[int], list[Planned]]) -> None:
         """Hand out what comes after the ``present`` case, of which ``room`` cases may run. Never waits.
 
-        ``ask``: of what is known of the kernel by now.
+        ``ask``: of what is known of the kernel by now; ``following``: so many of the cases that come next.
         """
-        if not self._is_possible or self._count < 2 or self._core.record.core <= _SLOW * self._core.record.run:
+        if not self._is_possible or self._count < 2 or not self._is_slow:
             return
-        coming = self._core.coming(min(room, _WAITING * self._count))
+        coming = following(min(room, _WAITING * self._count))
         for planned in self._running.keys() - {present, *coming}:
             self._running.pop(planned).cancel()
         if self._threads is None and coming:
@@ -79,6 +80,12 @@ class Beside:
         for planned in coming:
             if self._threads is not None and planned not in self._running:
                 self._running[planned] = self._threads.submit(self._done, planned, ask)
+
+    @property
+    def _is_slow(self) -> bool:
+        """Whether further processes help; once there are some, they do."""
+        assert self._session is not None
+        return self._threads is not None or self._session.waited_seconds > _SLOW * self._core.record.run
 
     def result(self, planned: Planned, conventions: tuple[Convention, ...] | None) -> Done | None:
         """What came of a case; None if no process runs it, or if more is known of the kernel by now.

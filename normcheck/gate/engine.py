@@ -71,7 +71,7 @@ class ThisMachine:
 
         The processes that judge are started beside, if the options tell how many there will be.
         """
-        device = device_for(options.device)
+        device = device_for(options.device, apart=options.isolation)
         cells = likely_cells(options, device)
         workers = workers_of(options, cells, device)
         self._begun = _Judges(device, workers, cells) if workers > 1 else None

@@ -19,7 +19,7 @@ from normcheck.runner.device import device_for
 
 def prepared(options: VerifyOptions) -> Plan:
     """The plan that ``options`` ask for; on return everything is ready to run it. Raises UsageError."""
-    device = device_for(options.device)
+    device = device_for(options.device, apart=options.isolation)
     ops = tuple(dict.fromkeys(options.op))
     asked = dict.fromkeys(options.impl, ops) or discovery.by_default(device, ops)
     found = dict(_each_selected(asked, device, options))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
+from typing import NamedTuple
 
 from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, of_size
 from normcheck.cases.case import Case
@@ -43,6 +45,14 @@ class Asked:
         return self.step is None or self.step.own
 
 
+class _After(NamedTuple):
+    """A case after the core, whether it is large, and the next one if that is known."""
+
+    case: Case
+    is_large: bool = False
+    upcoming: Case | None = None
+
+
 class Sequence:
     """Gives the cases of ``cell`` one by one; ``saw`` takes what came of each before the next.
 
@@ -53,6 +63,8 @@ class Sequence:
     def __init__(self, cell: Cell, plan: Plan, core: Planner, count: Callable[[], int], *, large: bool = True) -> None:
         self._cell, self._plan, self._core, self._count, self._large = cell, plan, core, count, large
         self._seed, self._end = seed_of(cell, plan.seed), math.inf
+        self._rest: Iterator[_After] | None = None  # once the core is over
+        self._drawn: deque[_After] = deque()  # those of the rest that were looked at before their turn
         self.number = -1
 
     def __iter__(self) -> Iterator[Asked]:
@@ -61,12 +73,31 @@ class Sequence:
             self.number = step.number
             yield Asked(step.planned, step, upcoming=core.upcoming)
         self.number = (self._count() if shards == 1 else core.length) - 1
-        for case, is_large, upcoming in self._after():
+        self._rest = self._after()
+        while (following := self._following()) is not None:
             self.number += 1
             if self.number >= most or self.seconds_left < 0:
                 return
             if self.number % shards == shard - 1:
-                yield Asked(Planned(case, _probe(self.number)), is_large=is_large, upcoming=upcoming)
+                planned = Planned(following.case, _probe(self.number))
+                yield Asked(planned, is_large=following.is_large, upcoming=following.upcoming)
+
+    def coming(self, most: int) -> list[Planned]:
+        """So many of the cases that come next if the present one changes nothing; [] if that is not known.
+
+        Without large ones: two of them side by side wait for the memory, and for each other's threads.
+        """
+        if self._rest is None:
+            return self._core.coming(most)
+        if self._core.is_priced or self._plan.shard != (1, 1):
+            return []
+        self._drawn.extend(islice(self._rest, max(0, most - len(self._drawn))))
+        numbered = enumerate(islice(self._drawn, most), self.number + 1)
+        return [Planned(each.case, _probe(number)) for number, each in numbered if not each.is_large]
+
+    def _following(self) -> _After | None:
+        assert self._rest is not None
+        return self._drawn.popleft() if self._drawn else next(self._rest, None)
 
     def saw(self, asked: Asked, *, refused: bool, seconds: float) -> None:
         """Take what came of a case, which took so many ``seconds``."""
@@ -88,18 +119,18 @@ class Sequence:
     def _share_left(self) -> float:
         return self._plan.profile.large_share * self.seconds_left
 
-    def _after(self) -> Iterator[tuple[Case, bool, Case | None]]:
-        """(case, whether it is large, the next one) after the core."""
+    def _after(self) -> Iterator[_After]:
+        """The cases after the core."""
         plan, core = self._plan, self._core
         if self._large:
             for case in huge(core.claims, plan.profile.powers if plan.device == "cuda" else ()):
-                yield case, True, None  # each waits for its turn at the memory, which is not the cell's time
+                yield _After(case, True)  # each waits for its turn at the memory, which is not the cell's time
         self._end = time.perf_counter() + _seconds_after(core, plan)
         for case, is_large in self._named():
             if (self._large or not is_large) and core.is_worth(case, self._share_left):
-                yield case, is_large, None
+                yield _After(case, is_large)
         for case, upcoming in pairwise(endless(choices(core.claims), self._seed)):
-            yield core.where_paid(case, self._share_left), False, upcoming
+            yield _After(core.where_paid(case, self._share_left), upcoming=upcoming)
 
     def _named(self) -> Iterator[tuple[Case, bool]]:
         """(case, whether it is large) between the core and the drawn cases; first of the sizes required."""

@@ -256,10 +256,8 @@ def _first_failing(
                 done = None
                 if asked.step is None:
                     ahead.stop()
-                    beside.stop()
-                else:
-                    beside.look(asked.planned, tally.ask, plan.most - tally.cases + replayed - 1)
-                    done = beside.result(asked.planned, tally.conventions)
+                beside.look(asked.planned, tally.ask, plan.most - tally.cases + replayed - 1, sequence.coming)
+                done = beside.result(asked.planned, tally.conventions)
                 if done is not None and died(done.result):  # it may be another's victim
                     once_more, done = (() if timed_out(done.result) else done.result.after), None
                     for case in once_more:

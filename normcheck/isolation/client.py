@@ -67,6 +67,7 @@ class Client:
         self.asked = ""  # the configuration that autotuners are to take, see ``kernels.configurations``
         self.configurations: tuple[Configuration, ...] = ()  # those that they allowed since
         self.idle_seconds = 0.0  # of all workers until now, see ``Worker``; imports do not count
+        self.waited_seconds = 0.0  # for answers, but for those that a worker has had time to compile for
 
     @property
     def alive(self) -> bool:
@@ -189,7 +190,9 @@ class Client:
                 during = worker.doing(what)
                 raise Broken("timeout", "", f"no result after timeout={self._seconds:g} s, during {during}") from None
             raise
-        self._seconds_left -= 0.0 if first else time.monotonic() - begun
+        waited = 0.0 if first else time.monotonic() - begun
+        self._seconds_left -= waited
+        self.waited_seconds += waited
         self._memory.use(_end_of(answer))
         self.eager_calls = max(self.eager_calls, count_of(answer, "eager"))
         self.graphs = max(self.graphs, count_of(answer, "graphs"))

@@ -97,6 +97,11 @@ class ProcessSession:
         return self._client.idle_seconds
 
     @property
+    def waited_seconds(self) -> float:
+        """Seconds for which its answers were waited for, but for first calls."""
+        return self._client.waited_seconds
+
+    @property
     def eager_calls(self) -> int:
         """See ``Session``."""
         return self._client.eager_calls

@@ -83,7 +83,7 @@ class HostMemory:
         """A copy of the bytes ``first`` to ``end``."""
         return self._map[first:end]
 
-    def write(self, first: int, content: bytes) -> None:
+    def write(self, first: int, content: bytes | memoryview) -> None:
         """Write ``content`` from byte ``first`` on."""
         self._map[first : first + len(content)] = content
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -165,8 +166,7 @@ class WatchedMemory:
     def _written(self, region: _Laid, gap: tuple[int, int]) -> list[Stray]:
         """The writes to a gap, as those of the block before it, or behind it. The gap is laid again."""
         first, end = gap
-        laid = _filled(region.pattern, first, end)
-        if self._memory.read(first, end) == laid:
+        if _filled(region.pattern.word, end - first).startswith(self._memory.read(first, end), first % 2):
             return []
         found = self._memory.part(first, end - first).clone()
         self._fill(first, end, region.pattern)
@@ -189,7 +189,8 @@ class WatchedMemory:
                 raise Broken("not_repeatable", name, text)
 
     def _fill(self, first: int, end: int, pattern: Pattern) -> None:
-        self._memory.write(first, _filled(pattern, first, end))
+        odd, count = first % 2, end - first
+        self._memory.write(first, memoryview(_filled(pattern.word, count))[odd : odd + count])
 
 
 def _places(answer: Message) -> dict[str, int]:
@@ -200,10 +201,14 @@ def _places(answer: Message) -> dict[str, int]:
     return {name: at for name, at in told.items() if type(at) is int}
 
 
-def _filled(pattern: Pattern, first: int, end: int) -> bytes:
-    """The bytes ``first`` to ``end`` of memory that is filled with ``pattern``."""
-    odd, count = first % 2, end - first
-    return (pattern.word * ((odd + count) // 2 + 1))[odd : odd + count]
+def _filled(word: bytes, count: int) -> bytes:
+    """At least ``count`` + 1 bytes of memory that is filled with ``word``, of which there are two sizes a pattern."""
+    return _words(word, _LEAST_BYTES if count < _LEAST_BYTES else _MOST_BYTES)
+
+
+@cache
+def _words(word: bytes, count: int) -> bytes:
+    return word * (count // len(word) + 1)
 
 
 def _blocks(told: object, most: int, region: _Laid | None = None) -> list[Block]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from importlib.util import find_spec
 
 import torch
@@ -16,13 +17,17 @@ def device_of(name: str) -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def device_for(name: str) -> str:
+def device_for(name: str, *, apart: bool = False) -> str:
     """As ``device_there``; for ``cpu``, Triton kernels that are loaded from now on run under its interpreter.
 
-    Another environment, in which a kernel's process may run, need not have Triton.
+    Another environment, in which a kernel's process may run, need not have Triton. ``apart``: all kernels run in other
+    processes, so that this one, which they inherit it from, need not import Triton.
     """
     device = device_there(name)
     if device == "cpu" and find_spec("triton") is not None:
+        if apart:
+            os.environ["TRITON_INTERPRET"] = "1"
+            return device
         from normcheck.impls.kernels.interpreter import enable
 
         enable()

@@ -25,7 +25,7 @@ from normcheck.cases.axes import (
 from normcheck.cases.beyond import far_apart, large, model_sizes
 from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims, claims_of, unclaimed
-from normcheck.cases.core import core, drawn
+from normcheck.cases.core import at_most, core, drawn
 from normcheck.cases.data_kinds import ANGLE_KINDS
 from normcheck.cases.depth import Depth
 from normcheck.cases.dtypes import DTYPES
@@ -324,3 +324,9 @@ def test_all_cases_have_the_channels_and_the_groups_that_are_declared(declared: 
     cases += itertools.islice(endless(choices(wanted), 1), 100)
     assert len(cases) > 300 and not any(unclaimed(OPS["groupnorm"], own, case) for case in cases)
     assert any(unclaimed(OPS["groupnorm"], replace(own, **{name: 5}), cases[-1]) for name in declared)
+
+
+def test_no_core_has_more_cases_than_are_told_before_any_is_made() -> None:
+    assert len(plain_core()) <= at_most(claims(), QUICK, 0)
+    few = claims("rmsnorm", batch_invariant=True, shapes=SHAPES[2])  # fewer goals than cases open it
+    assert len(core(few, QUICK, 1)) <= at_most(few, QUICK, 1)

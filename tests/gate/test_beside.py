@@ -14,9 +14,11 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.gate.beside import Beside, Done
-from normcheck.gate.plan import PROFILES, Plan
+from normcheck.gate.plan import PROFILES, Plan, planner_of
+from normcheck.gate.sequence import Sequence
 from normcheck.gate.sweep import run_cell
 from normcheck.gate.tally import Tally
+from normcheck.impls import discovery
 from normcheck.isolation.select import select_apart
 from normcheck.result import Verdict
 
@@ -69,6 +71,36 @@ def verdict_of(
         patched.setattr(Tally, "add", add)
         verdict = run_cell(cell, Plan((cell,), profile, 0, "cpu", 60.0), lambda cases, worst: None)
     return verdict, counted
+
+
+def cases_of(*, look: bool, seconds: float = 0.01) -> tuple[list[str], list[str]]:
+    """Cases of a cell in their order, of which some follow the core, and those that ``coming`` had not told before.
+
+    It tells no large one.
+    """
+    implementation = next(i for i in discovery.select("torch", ("rmsnorm",)) if i.op == "rmsnorm")
+    cell = Cell(OPS["rmsnorm"], implementation, "fp16", "torch")
+    plan = Plan((cell,), replace(PROFILES["quick"], max_examples=410, seconds=1000.0), 0, "cpu", 60.0)
+    core, ran, untold = planner_of(cell, plan), list[str](), list[str]()
+    sequence = Sequence(cell, plan, core, lambda: len(ran))
+    told: list[str] = []
+    for asked in sequence:
+        line = f"{asked.planned.case} {asked.planned.probe}"
+        assert not (asked.is_large and line in told)
+        if look and line not in told and not asked.is_large:
+            untold.append(line)
+        ran.append(line)
+        told = [f"{planned.case} {planned.probe}" for planned in sequence.coming(4)] if look else []
+        sequence.saw(asked, refused=False, seconds=seconds)
+    return ran, untold
+
+
+def test_what_comes_is_told_before_its_turn_and_changes_nothing() -> None:
+    cases, _ = cases_of(look=False)
+    own, untold = cases_of(look=True)
+    assert own == cases and len(cases) == 410
+    opened = next(number for number, line in enumerate(cases) if line not in untold)
+    assert len(untold) <= opened + 2  # those that open the core, and where it is drawn anew or ends
 
 
 @pytest.mark.slow
