@@ -64,8 +64,8 @@ class Called:
     performed: Performed
 
 
-def called_within(implementation: Implementation, op: Op, case: Case, device: str, name: str, *, asked: bool) -> Called:
-    """Call ``case`` in eager mode and in the context ``name``; ``asked``: somebody asked for this context.
+def called_within(implementation: Implementation, op: Op, case: Case, device: str, name: str) -> Called:
+    """Call ``case`` in eager mode and in the context ``name``.
 
     Raises Broken if a call fails, UnsupportedCase.
     """
@@ -76,7 +76,7 @@ def called_within(implementation: Implementation, op: Op, case: Case, device: st
         second = replace(second, weight=first.weight, bias=first.bias)
     eager = (_eager(implementation, op, case, first), _eager(implementation, op, case, second))
     copies = (session.copies(first), session.copies(second))
-    performed = session.run(Surroundings()).within(name, case, copies, asked=asked).result()
+    performed = session.run(Surroundings()).within(name, case, copies).result()
     return Called((first, second), eager, performed)
 
 
@@ -110,7 +110,7 @@ def tried(
 
     ``models``: those that the case fits. Raises Broken if a call fails that did not in eager mode, UnsupportedCase.
     """
-    done = called_within(implementation, op, case, device, name, asked=asked)
+    done = called_within(implementation, op, case, device, name)
     performed = done.performed
     subject = _Subject(implementation, op, case, models, CONTEXTS[name], done.inputs, done.eager)
     problems = (problem for step in performed.steps for problem in _problems(subject, step))

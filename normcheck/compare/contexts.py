@@ -63,7 +63,7 @@ def _on_case(cells: tuple[Cell, Cell], plan: Plan, name: str, case: Case) -> Pai
 
 def _steps(cell: Cell, case: Case, device: str, name: str) -> _Steps | str:
     """What the cell returns in the context, or why that could not be tried."""
-    done = called_within(cell.implementation, cell.op, case, device, name, asked=True).performed
+    done = called_within(cell.implementation, cell.op, case, device, name).performed
     kept = {step.words: {output: t.clone() for output, t in step.outputs.items()} for step in done.steps}
     return kept or done.not_tried or "nothing was returned"
 

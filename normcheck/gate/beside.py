@@ -33,7 +33,7 @@ MOST = 4
 """Further processes of one kernel: what judges them is one process."""
 
 _SLOW = 0.02
-"""Seconds for which a case waits for its kernel on average, at least: what judges is one process, which others delay."""
+"""Seconds for which a case waits for its kernel on average, at least: judging is one process, which others delay."""
 
 _WAITING = 2  # cases for each of them, so that none is idle while the oldest result is waited for
 

@@ -137,7 +137,7 @@ def _within(state: State, message: Message) -> Message:
         first, second = (inputs_of(_given(space, message[name])) for name in ("given", "saved"))
         case, run = _plain_case(message, first.x), _run(state, message)
         with call.poisoned_memory():
-            done = run.within(message["context"], case, (first, second), asked=message["asked"]).result()
+            done = run.within(message["context"], case, (first, second)).result()
         steps: list[Message] = []
         with call.without_modes():
             for step in done.steps:

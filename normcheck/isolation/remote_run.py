@@ -85,12 +85,10 @@ class RemoteRun:
         post = partial(self._post, "backward", case, dict(inputs.named()), saved)
         return self._pending(post, lambda answer, space: copied_out(space, answer, "backward"))
 
-    def within(
-        self, context: str, case: Case, inputs: tuple[Inputs, Inputs], *, asked: bool = False
-    ) -> Pending[Performed]:
+    def within(self, context: str, case: Case, inputs: tuple[Inputs, Inputs]) -> Pending[Performed]:
         """See ``runner.run.Run``."""
         first, second = (dict(each.named()) for each in inputs)
-        post = partial(self._post, "within", case, first, second, context=context, asked=asked)
+        post = partial(self._post, "within", case, first, second, context=context)
         return self._pending(post, lambda answer, space: performed(space, answer))
 
     def _gradients(self, cotangents: Mapping[str, Tensor], graph: object) -> dict[str, Tensor]:

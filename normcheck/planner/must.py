@@ -25,6 +25,7 @@ FACETS: Mapping[str, Callable[[int, int], bool]] = {
     "N above 4096 and no multiple of 16": lambda m, n: n > 4096 and n % 16 > 0,
     "N a multiple of 16": lambda m, n: n % 16 == 0,
     "N no multiple of 16": lambda m, n: n % 16 > 0 and n > 1,
+    "M a multiple of 128": lambda m, n: m > 0 and m % 128 == 0,
     "M above 65535": lambda m, n: m > 65535,
 }
 """The sizes that tell most, by the branches that kernels have; a value of the axis "facet"."""

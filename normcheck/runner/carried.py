@@ -135,12 +135,10 @@ class CarriedRun:
             gradients = self._local.backward(case, inputs_of(there), saved_there).result()
         return self._brought_back(given, there, gradients)
 
-    def within(
-        self, context: str, case: Case, inputs: tuple[Inputs, Inputs], *, asked: bool = False
-    ) -> Pending[Performed]:
+    def within(self, context: str, case: Case, inputs: tuple[Inputs, Inputs]) -> Pending[Performed]:
         """See ``Run``. Inputs are copied as they are: what lies around them is watched in other calls."""
         there = tuple(each.each(lambda tensor: tensor.to(self._carrier.device)) for each in inputs)
-        pending = self._local.within(context, case, (there[0], there[1]), asked=asked)
+        pending = self._local.within(context, case, (there[0], there[1]))
         return Pending(lambda: _here(pending.result()))
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:

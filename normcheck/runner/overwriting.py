@@ -84,5 +84,10 @@ _VIEWS = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "AliasBa
 
 
 def _within(tensor: Tensor, storages: set[int]) -> bool:
-    dense = tensor.layout == torch.strided and tensor.numel() > 0
-    return dense and tensor.untyped_storage().data_ptr() in storages
+    plain = type(tensor) in (Tensor, torch.nn.Parameter)  # another class need not have memory; it is not taken
+    return (
+        plain
+        and tensor.layout == torch.strided
+        and tensor.numel() > 0
+        and tensor.untyped_storage().data_ptr() in storages
+    )

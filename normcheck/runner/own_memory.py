@@ -23,8 +23,8 @@ class Results:
         before = self._last.pop(name, None)
         if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or not tensor.numel():
             return
-        place = tensor.untyped_storage().data_ptr()
-        if any(place == t.untyped_storage().data_ptr() for t in given.values()):
+        place = _place(tensor)
+        if place is None or any(place == t.untyped_storage().data_ptr() for t in given.values()):
             return
         if before is not None and _place(before) == place:
             text = f"{name} of two calls lies in the same memory: the second call overwrote the result of the first"
@@ -34,8 +34,8 @@ class Results:
 
 
 def _place(result: Tensor) -> int | None:
-    """The address of a result; None if nobody can use it any more, as after a later call of what torch.compile puts
-    into graphs of its own: torch raises then.
+    """The address of a result; None if it has none, as a class of its own may, or if nobody can use it any more, as after
+    a later call of what torch.compile puts into graphs of its own: torch raises then.
     """
     try:
         return result.untyped_storage().data_ptr()

@@ -61,10 +61,8 @@ class Run(Protocol):
         """Ask for the implementation's own backward with the ``saved`` tensors: its gradients by name."""
         ...
 
-    def within(
-        self, context: str, case: Case, inputs: tuple[Inputs, Inputs], *, asked: bool = False
-    ) -> Pending[Performed]:
-        """Ask for the calls of a context, see ``contexts.perform``; ``asked``: see ``surrounded``. Inputs stay."""
+    def within(self, context: str, case: Case, inputs: tuple[Inputs, Inputs]) -> Pending[Performed]:
+        """Ask for the calls of a context, see ``contexts.perform``. Inputs stay."""
         ...
 
     def strays(self, named: Mapping[str, Tensor]) -> list[Stray]:
@@ -104,11 +102,9 @@ class LocalRun:
         """See ``Run``."""
         return Pending(partial(call.backward, self._implementation, case, inputs, saved, self._arena))
 
-    def within(
-        self, context: str, case: Case, inputs: tuple[Inputs, Inputs], *, asked: bool = False
-    ) -> Pending[Performed]:
+    def within(self, context: str, case: Case, inputs: tuple[Inputs, Inputs]) -> Pending[Performed]:
         """See ``Run``."""
-        return Pending(partial(surrounded, self._implementation, case, context, *inputs, asked=asked))
+        return Pending(partial(surrounded, self._implementation, case, context, *inputs))
 
     def place(self, region: Region | None) -> None:
         """Have the next calls allocate in ``region``, as long as there is room. Its owner looks for strays there."""

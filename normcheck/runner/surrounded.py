@@ -13,7 +13,6 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import OPS
-from normcheck.contexts.catalogue import CONTEXTS
 from normcheck.contexts.kernel import Called, NotTried
 from normcheck.contexts.perform import Performed, perform
 from normcheck.impls.implementation import ONE_MODULE, Implementation
@@ -96,16 +95,12 @@ class Calls:
         return {name: leaf.grad for name, leaf in parameters.items() if leaf.grad is not None}
 
 
-def surrounded(
-    implementation: Implementation, case: Case, context: str, first: Inputs, second: Inputs, *, asked: bool
-) -> Performed:
-    """What the implementation does in ``context``. ``asked``: it is tried even if torch.compile has to compile anew.
+def surrounded(implementation: Implementation, case: Case, context: str, first: Inputs, second: Inputs) -> Performed:
+    """What the implementation does in ``context``.
 
     Of one function torch.compile has several graphs, and which of them a call gets hangs on the calls before it: then
     the bits need not be those of the eager call.
     """
-    if CONTEXTS[context].anew and compiled.graphs() and not asked:
-        return Performed(not_tried=f"torch.compile would compile the function anew; --context {context} has it tried")
     calls = Calls(implementation, case, first.x.device.type)
     with kernel_errors.quiet(), compiled.uncounted() if context == "compile" else nullcontext():  # once for all threads
         performed = perform(context, calls, first, second)

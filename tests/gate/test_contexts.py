@@ -15,9 +15,10 @@ from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.circumstances import InContext
 from normcheck.contexts.catalogue import CONTEXTS, contexts_on
+from normcheck.gate import contexts
 from normcheck.gate.contexts import chosen, failing_in_context
 from normcheck.gate.plan import PROFILES, Plan
-from normcheck.runner.session import session_of
+from normcheck.runner.session import LocalSession, session_of
 from tests.command_line import Cli
 from tests.quality import context_kernels as kernels
 
@@ -101,9 +102,9 @@ def test_a_case_that_the_kernel_refuses_is_not_tried_and_says_so() -> None:
     """Each context takes a case with other numbers than those that ran."""
 
     def forward(x: torch.Tensor, weight: torch.Tensor, bias: None, *, eps: float) -> torch.Tensor:
-        if x.abs().max() > 4:
+        if x.abs().max() > 1:
             raise UnsupportedCase("its rows are too large")
-        return kernels.right(x, weight, bias, eps=eps)
+        return kernels.plain(x, weight, eps)[0]
 
     cell = Cell(OPS["rmsnorm"], Implementation(name="mine", op="rmsnorm", forward=forward), "fp16", "mine.py")
     plan = Plan((cell,), PROFILES["quick"], 0, "cpu", 120.0, contexts=("again", "inference"))
@@ -112,3 +113,37 @@ def test_a_case_that_the_kernel_refuses_is_not_tried_and_says_so() -> None:
         failed, found = failing_in_context(cell, plan, ran, used=1.0)
     assert not failed
     assert found == dict.fromkeys(plan.contexts, InContext(status="not tried", why="its rows are too large"))
+
+
+class FrozenInput(kernels.Right):
+    """Its backward has no dw if nobody wants dx."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        dx, dw, _ = kernels.Right.backward(ctx, dy)
+        return dx, dw if dw is None or ctx.needs_input_grad[0] else torch.zeros_like(dw), None
+
+
+def tried(of: type[kernels.Right]) -> tuple[str, dict[str, InContext]]:
+    """The check that the Function fails among many rows, "" if it passes, and how it did."""
+    implementation = Implementation(name="mine", op="rmsnorm", forward=kernels.function(of))
+    cell = Cell(OPS["rmsnorm"], implementation, "fp16", "mine.py")
+    plan = Plan((cell,), PROFILES["quick"], 0, "cpu", 120.0, contexts=("frozen", "again"))
+    ran = [parsed(LINE.format(m=m, n=n) + " bias=none") for m, n in ((65, 257), (64, 256))]
+    with session_of(implementation):
+        failed, found = failing_in_context(cell, plan, ran, used=1.0)
+    return "".join(f"{problem.check} {problem.output}" for result in failed for problem in result.problems), found
+
+
+def test_a_missing_dw_is_seen_among_many_rows() -> None:
+    assert tried(kernels.Right)[0] == ""
+    assert tried(FrozenInput)[0] == "frozen dw"
+
+
+def test_what_is_compiled_anew_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalSession, "graphs", 1)
+    assert tried(FrozenInput)[0] == "frozen dw"
+    assert {name: how.cases for name, how in tried(kernels.Right)[1].items()} == {"frozen": 1, "again": 2}
+    monkeypatch.setattr(contexts, "_COMPILING", -1.0)  # nothing is left of it
+    failed, found = tried(FrozenInput)
+    assert not failed and found["frozen"].status == "not tried" and found["again"].cases == 2

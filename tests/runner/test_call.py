@@ -22,8 +22,9 @@ from normcheck.gate.engine import verdict_of
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.isolation import worker
 from normcheck.isolation.replies import broken_of
-from normcheck.runner import call
+from normcheck.runner import call, overwriting
 from normcheck.runner.call import Unwatched
+from normcheck.runner.own_memory import Results
 from tests.case_lines import case_of
 from tests.command_line import Cli
 
@@ -162,3 +163,21 @@ def test_bits_of_a_negated_result() -> None:
         "rstd": [2.0, -1.0],
         "wide": [[2.0, -1.0]] * 3,
     }
+
+
+class Lazy(Tensor):
+    """A tensor without memory, which computes when an operation looks at it."""
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        raise NotImplementedError(str(func))
+
+
+def test_a_tensor_without_memory_lies_nowhere() -> None:
+    inputs = make(LARGE, OPS["rmsnorm"], "cpu")
+    make_one: Any = Tensor._make_wrapper_subclass
+    lazy = make_one(Lazy, inputs.x.shape, dtype=inputs.x.dtype)
+    assert overwriting.apart({"y": lazy}, inputs)["y"] is lazy
+    results = Results()
+    for _ in range(2):
+        results.require_own_memory("y", lazy, dict(inputs.named()))
