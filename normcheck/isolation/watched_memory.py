@@ -7,7 +7,7 @@ from the pattern where no block was reported.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from itertools import pairwise
@@ -29,6 +29,7 @@ _ALIGNMENT = 512
 _LEAST_BYTES, _MOST_BYTES = 1 << 18, 1 << 24  # of a region; what needs more is looked at in the kernel's process
 _MOST_REGIONS = 64  # a kernel that keeps memory of so many calls keeps it from here on in memory of its own
 _MOST_BLOCKS = 500  # of one call; what it allocates beyond is looked at in the kernel's process
+_PART_BYTES = 1 << 18  # that are filled, or looked at, at a time
 _BEYOND_BYTES = 1 << 16  # behind the last block, that are looked at
 
 
@@ -166,7 +167,8 @@ class WatchedMemory:
     def _written(self, region: _Laid, gap: tuple[int, int]) -> list[Stray]:
         """The writes to a gap, as those of the block before it, or behind it. The gap is laid again."""
         first, end = gap
-        if _filled(region.pattern.word, end - first).startswith(self._memory.read(first, end), first % 2):
+        words, odd = _filled(region.pattern.word), first % 2
+        if all(words.startswith(self._memory.read(*part), odd) for part in _parts(first, end)):
             return []
         found = self._memory.part(first, end - first).clone()
         self._fill(first, end, region.pattern)
@@ -189,8 +191,9 @@ class WatchedMemory:
                 raise Broken("not_repeatable", name, text)
 
     def _fill(self, first: int, end: int, pattern: Pattern) -> None:
-        odd, count = first % 2, end - first
-        self._memory.write(first, memoryview(_filled(pattern.word, count))[odd : odd + count])
+        words, odd = memoryview(_filled(pattern.word)), first % 2
+        for at, stop in _parts(first, end):
+            self._memory.write(at, words[odd : odd + stop - at])
 
 
 def _places(answer: Message) -> dict[str, int]:
@@ -201,14 +204,16 @@ def _places(answer: Message) -> dict[str, int]:
     return {name: at for name, at in told.items() if type(at) is int}
 
 
-def _filled(word: bytes, count: int) -> bytes:
-    """At least ``count`` + 1 bytes of memory that is filled with ``word``, of which there are two sizes a pattern."""
-    return _words(word, _LEAST_BYTES if count < _LEAST_BYTES else _MOST_BYTES)
-
-
 @cache
-def _words(word: bytes, count: int) -> bytes:
-    return word * (count // len(word) + 1)
+def _filled(word: bytes) -> bytes:
+    """Memory that is filled with ``word``, a byte longer than a part."""
+    return word * (_PART_BYTES // 2 + 1)
+
+
+def _parts(first: int, end: int) -> Iterator[tuple[int, int]]:
+    """The bytes ``first`` to ``end`` in parts, each with its end: what fills them stays in a core's cache."""
+    for at in range(first, end, _PART_BYTES):
+        yield at, min(at + _PART_BYTES, end)
 
 
 def _blocks(told: object, most: int, region: _Laid | None = None) -> list[Block]:

@@ -34,8 +34,9 @@ class Results:
 
 
 def _place(result: Tensor) -> int | None:
-    """The address of a result; None if it has none, as a class of its own may, or if nobody can use it any more, as after
-    a later call of what torch.compile puts into graphs of its own: torch raises then.
+    """The address of a result; None if it has none, as a class of its own may, or if nobody can use it any more.
+
+    So it is after a later call of what torch.compile puts into graphs of its own: torch raises then.
     """
     try:
         return result.untyped_storage().data_ptr()
