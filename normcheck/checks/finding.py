@@ -63,12 +63,9 @@ _ORDER = ("", *(name for name in ROOT_FIRST if name not in GRADIENTS), "input", 
 def signature(result: Result) -> tuple[str, str]:
     """Kind and output of the fault to look at first. A value that is not finite counts as a mismatch.
 
-    The kind of what is not repeatable comes with what it depends on, an exception with who raised which: a file whose
-    build fails once says another time that there is nothing to import.
+    The kind of what is not repeatable comes with what it depends on.
     """
     first = _first(result)
-    if isinstance(first, Problem) and first.kind == "exception":
-        return f"{first.kind} {first.message.partition(':')[0]}", first.output
     kind = f"{first.kind} {first.check}".strip() if isinstance(first, Problem) else "mismatch"
     return kind, first.output
 

@@ -21,13 +21,15 @@ _MORE, _MOST = (0.3, 0.08), (3.0, 0.15)
 is tried, and no context at all."""
 
 _COMPILING = 8.0
-"""Seconds, of a cell that has all of its time, after which no context is tried that has torch.compile compile anew: 4 s
-each of a norm on an H100. What is compiled takes nothing from the others."""
+"""Seconds after which no context is tried that has torch.compile compile anew: 4 s each of a norm on an H100. What is
+compiled takes nothing from the others. If so many cells follow each other that each has a share of its time: none."""
 
 _SMALL, _FILLING = (60, 20_000), {"cpu": (1 << 16, 1 << 18), "cuda": (1 << 20, 1 << 22)}
 """Elements of a small case, at least and at most, and of one that has work for several threads, or for all of a GPU."""
 
-_ROWS = range(8, 513)  # enough for a blend to tell, and not so many that a kernel of one row at a time takes seconds
+_FEW_ROWS, _ROWS = range(8, 65), range(65, 513)
+"""Rows of a ragged case, as in decoding, and of the others: enough for a blend to tell, and not so many that a kernel of
+one row at a time takes seconds."""
 
 
 def failing_in_context(
@@ -43,7 +45,7 @@ def failing_in_context(
         anew = CONTEXTS[name].anew and session_of(cell.implementation).graphs > 0
         if anew and name in found and not plan.asked:  # each case may be compiled anew: one of them tells
             continue
-        is_over = spent[anew] > (_COMPILING * plan.profile.dear.share if anew else max(least, share * used))
+        is_over = spent[anew] >= (_COMPILING * (plan.profile.dear.share == 1.0) if anew else max(least, share * used))
         if is_over and not plan.asked and name not in held_to(cell, plan):
             found.setdefault(name, InContext(status=NOT_TRIED, why=f"no time was left; --context {name} tries it"))
             continue
@@ -109,10 +111,10 @@ def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
     """
 
     def badness(case: Case, elements: tuple[int, int], *, ragged: bool) -> tuple[float, ...]:
-        misses = case.N % 2 == 0 if ragged else case.N % 64 != 0
+        misses, rows = (case.N % 2 == 0, _FEW_ROWS) if ragged else (case.N % 64 != 0, _ROWS)
         bare, cast = case.weights == NO_WEIGHT, case.weight_dtype == "same"  # in fp32 a weight is its own cast
         other = cast == ragged, case.bias != ragged
-        return (_outside(case, elements), bare, misses, case.M not in _ROWS, *other, case.M * case.N)
+        return (_outside(case, elements), bare, misses, case.M not in rows, *other, case.M * case.N)
 
     ragged = min(ran, key=lambda case: badness(case, _SMALL, ragged=True))
     even = min(ran, key=lambda case: badness(case, _SMALL, ragged=False))

@@ -149,17 +149,3 @@ def test_each_cell_has_a_seed_of_its_own() -> None:
     cell, *_ = failed_at(0.0)
     assert seed_of(cell, 0) == seed_of(cell, 0) != seed_of(cell, 1)
     assert seed_of(replace(cell, dtype="fp16"), 0) != seed_of(cell, 0)
-
-
-def test_a_file_whose_build_failed_is_not_told_by_what_its_next_call_raised() -> None:
-    raised: list[Exception] = []
-
-    def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float) -> Tensor:
-        raised.append(ImportError("no such file") if raised else RuntimeError("Error building extension"))
-        raise raised[-1]
-
-    cell = Cell(OPS["rmsnorm"], Implementation(name="mine", op="rmsnorm", forward=forward), "fp16", "mine.py")
-    plan = Plan((cell,), PROFILES["quick"], 0, "cpu", 60.0)
-    failed = run_case(cell, case_of("rmsnorm fp16 M=5 N=7"), plan)
-    assert signature(failed) == ("exception forward raised RuntimeError", "")
-    assert shrunk(cell, plan, failed) is failed
