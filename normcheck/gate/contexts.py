@@ -28,8 +28,8 @@ _SMALL, _FILLING = (60, 20_000), {"cpu": (1 << 16, 1 << 18), "cuda": (1 << 20, 1
 """Elements of a small case, at least and at most, and of one that has work for several threads, or for all of a GPU."""
 
 _FEW_ROWS, _ROWS = range(8, 65), range(65, 513)
-"""Rows of a ragged case, as in decoding, and of the others: enough for a blend to tell, and not so many that a kernel of
-one row at a time takes seconds."""
+"""Rows of a ragged case, as in decoding, and of the others: enough for a blend to tell, and not so many that a kernel
+of one row at a time takes seconds."""
 
 
 def failing_in_context(
