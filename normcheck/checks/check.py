@@ -21,7 +21,7 @@ from normcheck.cases.tensor_names import RESIDUAL_OUT, ROOT_FIRST, SCALE
 from normcheck.checks import gpu_memory
 from normcheck.checks.ask import FULLY, Ask
 from normcheck.checks.contract import Problem, is_judgeable, usable_outputs
-from normcheck.checks.conventions import fitting
+from normcheck.checks.conventions import Fitting, fitting
 from normcheck.checks.gradients import Gradients, InFlight, autograd_checks, backward_checks, gradient_names
 from normcheck.checks.observe import Seen, Started, by_autograd, strays, written
 from normcheck.checks.probes import probe
@@ -226,7 +226,7 @@ def _checked(
     second, undecided = running.second_if_probed() if by_graph else None, candidates(op, running.model)
     for fit in fitting(running, outputs, may_be):
         running, conventions, nearest = fit.running, fit.conventions, fit.nearest
-        begun, saved, gradients = _judged(running, outputs, problems, by_graph)
+        begun, saved, gradients = _judged(fit, outputs, problems, by_graph)
         second = gradients.second or second
         special = _special(running, kept, gradients, saved)
         checked = begun() + gradients.checked + special
@@ -263,7 +263,7 @@ def _special(running: InFlight, kept: dict[str, Tensor], gradients: Gradients, s
 
 
 def _judged(
-    running: InFlight,
+    fit: Fitting,
     outputs: Mapping[str, Tensor],
     problems: tuple[Problem, ...],
     by_graph: tuple[dict[str, Tensor], str] | None,
@@ -273,22 +273,30 @@ def _judged(
     ``problems``: of what forward returned; ``by_graph``: gradients by autograd, and why they were refused; None if the
     implementation has a backward, which is called.
     """
+    running = fit.running
+
+    def begin() -> tuple[Begun, Reference]:
+        if fit.forward is None:
+            return begin_forward(running.judge, outputs)
+        checked, saved = fit.forward
+        return lambda: checked, saved
+
     if running.op.quantises:
-        begun, saved = begin_forward(running.judge, outputs)
+        begun, saved = begin()
         return begun, saved, Gradients()
     if by_graph is not None:
         own_gradients, refused = by_graph
-        begun, saved = begin_forward(running.judge, outputs)
+        begun, saved = begin()
         if refused:
             return begun, saved, Gradients(not_returned=gradient_names(running.given), refused=refused)
         return begun, saved, autograd_checks(running.judge, running.pristine, outputs, own_gradients, saved)
     if problems:  # the gradients of a backward with wrong or missing inputs say nothing about it
-        begun, saved = begin_forward(running.judge, outputs)
+        begun, saved = begin()
         names = ", ".join(problem.output for problem in problems)
         note = f"gradients not checked: {names} cannot be used as forward returned it"
         return begun, saved, Gradients(notes=(note,))
     pending = None if running.op.clamped else running.backward(outputs)  # a clamped op waits for the reference's bits
-    begun, saved = begin_forward(running.judge, outputs)
+    begun, saved = begin()
     running.settled(begun)
     return begun, saved, backward_checks(running, outputs, saved, pending)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from normcheck.cases.tensor_names import RESIDUAL_OUT, ROOT_FIRST
 from normcheck.checks.gradients import InFlight
 from normcheck.oracle.conventions import Convention, candidates, plainest, with_convention
-from normcheck.oracle.judge import Judge, judge_of
+from normcheck.oracle.judge import Checked, Judge, Reference, judge_of
 from normcheck.oracle.judging import judge_forward
 
 _UNFIT = 2.0
@@ -24,12 +24,14 @@ class Fitting:
     """A case ``running``, judged as if the kernel kept to one convention; ``conventions``: those that it fits so.
 
     They are several if the case cannot tell them apart, none if none fits, and None if nothing is left open.
-    ``nearest``: the one that it was judged by, if it does not fit it.
+    ``nearest``: the one that it was judged by, if it does not fit it. ``forward``: how what the forward returned was
+    judged, and what the reference saves, if that is known by now.
     """
 
     running: InFlight
     conventions: tuple[Convention, ...] | None
     nearest: Convention = ()
+    forward: tuple[tuple[Checked, ...], Reference] | None = None
 
 
 def fitting(
@@ -51,8 +53,9 @@ def fitting(
     distinct = {plainest(each, running.case) for each in asked}
     if len(distinct) == 1 and running.judge.watch is None:
         only = _with(running, *distinct)  # as in most cases: its reference is made once
-        if _worst(only.judge, outputs) <= 1:
-            yield Fitting(only, asked)
+        forward = judge_forward(only.judge, outputs)
+        if _worst(only.judge, forward[0]) <= 1:
+            yield Fitting(only, asked, forward=forward)
             return
     worst: dict[Convention, float] = {}
     fits = _fitting(running, outputs, asked, worst)
@@ -74,7 +77,11 @@ def _fitting(
     for each in asked:
         same = plainest(each, running.case)
         if same not in worst:
-            worst[same] = _worst(_judge(running, same, details=False), outputs)
+            judge = _judge(running, same, details=False)
+            for part in (replace(judge, begins=True), judge)[len(judge.blocks()) == 1 :]:
+                worst[same] = _worst(part, judge_forward(part, outputs)[0])
+                if not worst[same] <= 1:
+                    break  # most do not fit the first block, of hundreds in a large case
     return tuple(each for each in asked if worst[plainest(each, running.case)] <= 1)
 
 
@@ -98,12 +105,11 @@ def _judge(running: InFlight, convention: Convention, *, details: bool) -> Judge
     )
 
 
-def _worst(judge: Judge, outputs: Mapping[str, Tensor]) -> float:
-    """The largest ratio of what depends on the convention; infinite if one is NaN.
+def _worst(judge: Judge, checked: tuple[Checked, ...]) -> float:
+    """The largest ratio of those that depend on the convention; infinite if one is NaN.
 
     So does the sum that a gate is part of: one that does not fit is no kernel's, but says nothing of how near y is.
     """
-    checked, _ = judge_forward(judge, outputs)
     ratios = {c.output: c.comparison.ratio for c in checked}
     of_sum = ratios.pop(RESIDUAL_OUT, 0.0)
     worst = max((ratio if ratio == ratio else float("inf") for ratio in ratios.values()), default=0.0)

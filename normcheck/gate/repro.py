@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from normcheck.cases.case import Case
@@ -57,6 +58,7 @@ def repro_cases(
             f"dump={one_line(str(folder), 200)}: impl={spec} names {len(chosen)} implementations; {expected}"
         )
     console, codes = terminal.console_for(sys.stdout), [ExitCode.NOTHING]
+    torch.set_num_threads(1)  # as in any other run
     for declared in chosen:
         implementation = asked_for([case.layout for case in cases], spec, declared)
         if options.pdb:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 from itertools import product
 from types import MappingProxyType
 from typing import Any
@@ -196,6 +197,7 @@ def require_values(op: Op, declared: Mapping[str, Any], who: str) -> None:
             raise UsageError(f"model.{key}={shown_value(value)} of {who}: expected {expected}")
 
 
+@lru_cache(maxsize=64)
 def candidates(op: Op, model: Model) -> tuple[Convention, ...]:
     """Every convention that a kernel of this ``model`` may have; one, (), if it leaves nothing open."""
     left = {key: values for key, values in keys(op).items() if getattr(model, key) == OPEN}

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -80,6 +80,8 @@ class GatedSum:
     io: Format
     fmt: Format
     gate_fmt: Format
+    latest: dict[tuple[int, int], Part] = field(default_factory=dict, compare=False, repr=False)
+    """The part that was made last: of it come the rows, the bound of the sum, and what a backward adds."""
 
     @property
     def rounds_product(self) -> bool:
@@ -93,9 +95,14 @@ class GatedSum:
         return self.how == MIXED and self.fmt.name != self.rules.model.accumulate
 
     def part(self, first: int, end: int) -> Part:
-        """The sums of the rows ``first`` to ``end``.
+        """The sums of the rows ``first`` to ``end``, made once for all who ask in turn."""
+        if (first, end) not in self.latest:
+            self.latest.clear()
+            self.latest[first, end] = self._part(first, end)
+        return self.latest[first, end]
 
-        A product, or a sum, that fp32 has exactly is not rounded by a kernel. What is subnormal in fp32 it may read,
+    def _part(self, first: int, end: int) -> Part:
+        """A product, or a sum, that fp32 has exactly is not rounded by a kernel. What is subnormal in fp32 it may read,
         and store, as 0.
         """
         rules = self.rules
@@ -157,8 +164,8 @@ def sum_of(case: Case, inputs: Inputs, rules: Rules, how: str) -> GatedSum:
     of_rows = inputs.x, inputs.residual, inputs.dresidual_out
     assert inputs.residual_gate is not None
     x, residual, cotangent = (t.reshape(case.M, case.N) for t in of_rows if t is not None)
-    fmts = (FORMATS[name] for name in (case.dtype, case.residual_format, case.weight_format))
-    return GatedSum(case, rules, how, x, residual, cotangent, inputs.residual_gate, *fmts)
+    io, fmt, gate_fmt = (FORMATS[name] for name in (case.dtype, case.residual_format, case.weight_format))
+    return GatedSum(case, rules, how, x, residual, cotangent, inputs.residual_gate, io, fmt, gate_fmt)
 
 
 @dataclass(frozen=True)
@@ -254,5 +261,7 @@ def _flushed(rules: Rules, value: Tensor, fmt: Format) -> Tensor:
 
 def _stored(value: Tensor, fmt: Format) -> Tensor:
     """``value`` as ``fmt`` stores it, infinite if that is too large."""
+    if value.numel() and float(value.abs().amax()) <= fmt.max:  # as in most cases
+        return rounded(value, fmt)
     near = torch.where(torch.isfinite(value), rounded(value, fmt), value)
     return torch.where(near.abs() > fmt.max, value.sign() * torch.inf, near)

@@ -103,6 +103,7 @@ class Judge:
     that do not fit that sum, as a backward may have only what was stored; None if that is the same. ``given_scale``:
     (1,), the one that the codes of an op that quantises are multiples of; None if the kernel returns it.
     ``gated_sum``: of an op that adds a product to its residual; then ``sums`` is None, and ``x`` that of the case.
+    ``begins``: whether only the first block of what a forward returns is judged.
     """
 
     case: Case
@@ -124,6 +125,7 @@ class Judge:
     of_backward: Callable[[], Judge] | None = None
     given_scale: Tensor | None = None
     gated_sum: GatedSum | None = None
+    begins: bool = False
 
     @cached_property
     def finite(self) -> bool:
@@ -183,8 +185,10 @@ class Judge:
         """Row ranges of at most BLOCK_ELEMENTS elements, one empty range if M is 0; of whole samples, or of one."""
         height = max(1, BLOCK_ELEMENTS[self.x.device.type] // self.case.N)
         if self.op.modulated and self.case.M:
-            return modulated.blocks(self.case, height)
-        return [slice(i, min(i + height, self.case.M)) for i in range(0, max(self.case.M, 1), height)]
+            every = modulated.blocks(self.case, height)
+        else:
+            every = [slice(i, min(i + height, self.case.M)) for i in range(0, max(self.case.M, 1), height)]
+        return every[:1] if self.begins else every
 
 
 @dataclass(frozen=True, slots=True)
