@@ -20,20 +20,30 @@ from normcheck.errors import Broken
 _LATE_CYCLES = 20_000_000
 """Clock cycles for which a stream is kept busy: some 10 ms, in which the host queues all that a kernel launches."""
 
+_STREAMS, _LONGER = 32, 2
+"""How many streams of a priority torch has, which it hands out in turn; how much longer they are busy."""
+
 _WARM_UPS = 3
 
 
 def stream(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
-    """Forward, then backward, on a side stream on which slow work comes before the copies that make the inputs."""
-    both(kernel, copied(first))  # what compiles or plans would keep the host busy for longer than the stream
-    side, given = _stream(), _poisoned(copied(first))
+    """Forward, then backward, on a side stream on which slow work comes before the copies that make the inputs.
+
+    The streams that torch has for everybody are busy for longer: who works on one of them, and lets nobody wait for it,
+    is late for who reads the results.
+    """
+    both(kernel, copied(second))  # compiles and plans; its results lie in memory that may be used again
+    side, given = _stream(priority=-1), _poisoned(copied(first))
+    of_all = [_stream() for _ in range(_STREAMS)]
     torch.cuda.synchronize()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]
+        _sleep(side)
         fill(given, replace(first, dy=given.dy))
+        _sleep(*of_all, times=_LONGER)
         called = kernel.forward(given, waits=False)
-        torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]
+        _sleep(side)
         given.dy.copy_(first.dy)
+        _sleep(*of_all, times=_LONGER)
         gradients = kernel.backward(called, waits=False)
         found = {name: t.detach().clone() for name, t in {**called.outputs, **gradients}.items()}
     torch.cuda.synchronize()
@@ -121,7 +131,7 @@ def device(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         both(kernel, before)  # what compiles or plans takes longer than the current GPU is busy
         for gpu in (current, there):
             torch.cuda.synchronize(gpu)
-        torch.cuda._sleep(_LATE_CYCLES)  # type: ignore[no-untyped-call]
+        _sleep(torch.cuda.current_stream())
         found = {name: tensor.clone() for name, tensor in both(kernel, given).items()}
         torch.cuda.synchronize(there)
         astray = [f"{name} is on {t.device}" for name, t in found.items() if t.device != given.x.device]
@@ -135,8 +145,15 @@ def device(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         yield Step("on the current GPU after a call on another one", (number,), both(kernel, copied(inputs)))
 
 
-def _stream() -> torch.cuda.Stream:
-    return torch.cuda.Stream()  # type: ignore[no-untyped-call]
+def _stream(priority: int = 0) -> torch.cuda.Stream:
+    return torch.cuda.Stream(priority=priority)  # type: ignore[no-untyped-call]
+
+
+def _sleep(*streams: torch.cuda.Stream, times: int = 1) -> None:
+    """Keep each of them busy for so many times ``_LATE_CYCLES``."""
+    for stream in streams:
+        with torch.cuda.stream(stream):
+            torch.cuda._sleep(times * _LATE_CYCLES)  # type: ignore[no-untyped-call]
 
 
 def _poisoned(given: Inputs) -> Inputs:

@@ -31,6 +31,9 @@ _FEW_ROWS, _ROWS = range(8, 65), range(65, 513)
 """Rows of a ragged case, as in decoding, and of the others: enough for a blend to tell, and not so many that a kernel
 of one row at a time takes seconds."""
 
+_MANY_ROWS = {"cpu": _ROWS, "cuda": range(2048, 1 << 15)}
+"""Rows of a case that fills the device: on a GPU as in training, where sums over rows are split, or begun elsewhere."""
+
 
 def failing_in_context(
     cell: Cell, plan: Plan, ran: Sequence[Case], used: float
@@ -110,15 +113,15 @@ def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
     Their rows become a blend of all kinds: it shows best whether eps, the mean and so on are used.
     """
 
-    def badness(case: Case, elements: tuple[int, int], *, ragged: bool) -> tuple[float, ...]:
-        misses, rows = (case.N % 2 == 0, _FEW_ROWS) if ragged else (case.N % 64 != 0, _ROWS)
+    def badness(case: Case, elements: tuple[int, int], rows: range, *, ragged: bool = False) -> tuple[float, ...]:
+        misses = case.N % 2 == 0 if ragged else case.N % 64 != 0
         bare, cast = case.weights == NO_WEIGHT, case.weight_dtype == "same"  # in fp32 a weight is its own cast
         other = cast == ragged, case.bias != ragged
         return (_outside(case, elements), bare, misses, case.M not in rows, *other, case.M * case.N)
 
-    ragged = min(ran, key=lambda case: badness(case, _SMALL, ragged=True))
-    even = min(ran, key=lambda case: badness(case, _SMALL, ragged=False))
-    filling = min(ran, key=lambda case: badness(case, _FILLING[device], ragged=False))
+    ragged = min(ran, key=lambda case: badness(case, _SMALL, _FEW_ROWS, ragged=True))
+    even = min(ran, key=lambda case: badness(case, _SMALL, _ROWS))
+    filling = min(ran, key=lambda case: badness(case, _FILLING[device], _MANY_ROWS[device]))
     return _blended(ragged), _blended(even), _blended(filling)
 
 

@@ -39,6 +39,43 @@ def backward_on_default_stream(x: Tensor, weight: Tensor, bias: Tensor | None, *
     return y
 
 
+class SumsElsewhere(Right):
+    """dw is summed on a stream of its own, which the current one ``waits`` for, or not."""
+
+    waits = False
+
+    @classmethod
+    def backward(cls, ctx: Any, dy: Tensor) -> tuple[Tensor, Tensor, None]:  # type: ignore[override]
+        x, weight, rstd = ctx.saved_tensors
+        dx, _ = gradients(dy, x, weight, rstd)
+        current, own = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        own.wait_stream(current)
+        with torch.cuda.stream(own):
+            _, dw = gradients(dy, x, weight, rstd)
+        for tensor in (dy, x, weight, rstd):
+            tensor.record_stream(own)
+        dw.record_stream(current)
+        if cls.waits:
+            current.wait_stream(own)
+        return dx, dw, None
+
+
+class SumsElsewhereAndWaits(SumsElsewhere):
+    waits = True
+
+
+def sums_elsewhere(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: nobody waits for the stream on which dw is summed."""
+    y: Tensor = SumsElsewhere.apply(x, weight, eps)
+    return y
+
+
+def sums_elsewhere_and_waits(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Right: the current stream waits for it."""
+    y: Tensor = SumsElsewhereAndWaits.apply(x, weight, eps)
+    return y
+
+
 def another_when_captured(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     """Wrong: while a graph is captured it forgets eps."""
     y: Tensor = Right.apply(x, weight, 0.0 if torch.cuda.is_current_stream_capturing() else eps)
@@ -104,10 +141,15 @@ def right(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tens
     return y
 
 
-RIGHT = {"right": right, "guards_its_device": guards_its_device}
+RIGHT = {
+    "right": right,
+    "guards_its_device": guards_its_device,
+    "sums_elsewhere_and_waits": sums_elsewhere_and_waits,
+}
 WRONG: dict[str, tuple[Callable[..., Tensor], str, str]] = {
     "forward_on_default_stream": (forward_on_default_stream, "stream", "y"),
     "backward_on_default_stream": (backward_on_default_stream, "stream", "dx"),
+    "sums_elsewhere": (sums_elsewhere, "stream", "dw"),
     "another_when_captured": (another_when_captured, "graph", "y"),
     "backward_not_recorded": (backward_not_recorded, "graph", "dx"),
     "one_output_when_captured": (one_output_when_captured, "graph", "y"),
