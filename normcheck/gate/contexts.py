@@ -100,7 +100,7 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, 
         for name in dict.fromkeys((*plan.contexts, *held_to(cell, plan))):
             if CONTEXTS[name].by_size:
                 continue
-            every = (ragged, even, filling) if plan.device == "cuda" else (ragged, even)
+            every = (ragged, filling, even) if plan.device == "cuda" else (ragged, even)
             cases = (filling,) if CONTEXTS[name].filling else every
             if number < len(cases) and cases[number] not in cases[:number]:
                 yield name, cases[number]

@@ -190,7 +190,7 @@ class Client:
                 during = worker.doing(what)
                 raise Broken("timeout", "", f"no result after timeout={self._seconds:g} s, during {during}") from None
             raise
-        waited = 0.0 if first else time.monotonic() - begun
+        waited = 0.0 if first or worker.overtime else time.monotonic() - begun
         self._seconds_left -= waited
         self.waited_seconds += waited
         self._memory.use(_end_of(answer))

@@ -22,6 +22,7 @@ from normcheck.isolation.shared_memory import HostMemory
 from normcheck.isolation.watched_memory import WatchedMemory
 
 _LOOK_SECONDS = 0.1  # after so long it is looked whether a process that does not answer does anything
+_BUILDING = 3.0  # times the seconds of an answer it may take at most; they begin anew with each thing that is built
 _ENDING_SECONDS = 0.5  # a process that has closed its connection ends within these
 _NONSENSE_SECONDS = 0.1  # one that sends nonsense goes on, but for one that was about to end
 _TAIL_BYTES = 4000  # of a dead worker's output are reported
@@ -52,7 +53,7 @@ class Worker:
         self.watched = WatchedMemory(self.memory)
         self._socket, theirs = socket.socketpair()
         self._output, written = os.pipe()
-        self._python = python
+        self._python, self._sandbox = python, sandbox
         self._process = forkserver.started(theirs, python)
         self._server = forkserver.pid(python)
         told = packed({"sandbox": None if sandbox is None else sandbox.as_message})
@@ -61,6 +62,7 @@ class Worker:
         os.close(written)
         self._inbox, self._tail = Inbox(), b""
         self._number = 0  # of the latest request; its answer carries the same number
+        self.overtime = False  # whether its latest answer took longer than asked, as it built one thing after another
         self.idle_seconds = 0.0  # of long waits for it, in which it neither computed nor waited for a processor
         self.alive = True
         self._poll = select.poll()
@@ -90,17 +92,24 @@ class Worker:
             self._socket.sendall(packed({**message, "number": self._number}))
 
     def receive(self, seconds: float, what: str) -> Message:
-        """Wait for the answer to the latest request; see ``ask``."""
+        """Wait for the answer to the latest request; see ``ask``.
+
+        As long as something is compiled, as by a tuner with sixty configurations on a busy machine, it does not hang.
+        """
         begun = time.monotonic()
+        due = begun + seconds
         looked: tuple[float, float] | None = None
         try:
             while (answer := self._inbox.next()) is None:
                 now = time.monotonic()
-                if now >= begun + seconds:
+                if now >= due and self._sandbox is not None:
+                    built = now - (time.time() - self._sandbox.last_built())
+                    due = min(max(begun, built) + seconds, begun + _BUILDING * seconds)
+                if now >= due:
                     raise Broken("timeout", "", f"{what} gave no result in time")
                 if looked is None and now >= begun + _LOOK_SECONDS:
                     looked = now, busy_seconds(self.pid)
-                end = begun + (seconds if looked else min(seconds, _LOOK_SECONDS))
+                end = due if looked else min(due, begun + _LOOK_SECONDS)
                 self._listen(end - now, what)
             if answer.get("number") != self._number:
                 raise Garbled
@@ -111,6 +120,7 @@ class Worker:
         except BaseException:
             self.kill()  # a late answer would be taken for the answer to another request
             raise
+        self.overtime = due > begun + seconds
         if looked is not None:
             then, busy = looked
             self.idle_seconds += max(0.0, time.monotonic() - then - (busy_seconds(self.pid) - busy))

@@ -116,6 +116,17 @@ class Sandbox:
     def _own(self) -> dict[str, str]:
         return {name: os.path.join(self.folder, place) for name, place in _CACHES.items()}
 
+    def last_built(self) -> float:
+        """When something was last put into a folder of what compiles, in seconds since the epoch; 0.0 if none is there.
+
+        A compiler makes an entry, or a folder for several, for each thing that it builds.
+        """
+        found = [0.0]
+        for place in (path for name, path in self._own.items() if name != "TMPDIR"):
+            with suppress(OSError), os.scandir(place) as entries:
+                found += [os.stat(place).st_mtime, *(entry.stat().st_mtime for entry in entries if entry.is_dir())]
+        return max(found)
+
     def enter(self) -> None:
         """Put this process into the sandbox, for good. It has one thread, and has opened what it needs.
 

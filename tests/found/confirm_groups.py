@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
-from exact import BF16, F16, F32, F64, error, gradients, half_ulps, numbers, shows
+from exact import BF16, F16, F32, F64, bare, error, gradients, half_ulps, hollow, numbers, shows
 
 EPS = 1e-5
 
@@ -78,3 +80,23 @@ def liger_groupnorm_takes_the_width_of_an_image_for_its_size() -> None:
     else:
         said = "it has a gradient"
     assert "'[2, 4, 8, 16]' is invalid for input of size 128" in said  # 2 * 4 * 16
+
+
+# --- sglang ---
+
+
+@shows("sglang-0.5.23")
+def sglang_group_norm_silu_subtracts_squares() -> None:
+    """Its kernel for groups below 2^18 elements, called as its launcher does, which asks for a GPU."""
+    hollow("sglang", "srt", "kernels", "kernels.ops", "kernels.ops.diffusion", "kernels.ops.diffusion.norm")
+    bare("sglang.srt.utils", is_hip=lambda: False)
+    bare("sglang.srt.utils.custom_op", register_custom_op=lambda *_, **__: lambda function: function)
+    from sglang.kernels.ops.diffusion.norm import group_norm_silu_triton as theirs
+
+    kernel: Any = theirs._group_norm_silu_contiguous_kernel
+    x, (w, b) = 3000 + numbers(2, 8, 64), (t.detach() for t in weights(8, F32))
+    y = torch.empty_like(x)
+    kernel[(2, 2)](x, w, b, y, 8, 64, 4, 4 * 64, EPS, BLOCK_SIZE=4096)
+    silu = torch.nn.functional.silu
+    assert error(y, silu(groups(x, w, b, 2))) > 0.01
+    assert error(silu(torch.nn.functional.group_norm(x, 2, w, b, EPS)), silu(groups(x, w, b, 2))) < 1e-3

@@ -191,3 +191,38 @@ def test_the_new_process_that_runs_it_again_has_time_to_compile(tmp_path: Path) 
     assert (verdict.status, verdict.cases) == ("pass", 40), verdict.detail
     (note,) = (note for note in verdict.notes if " was late once, " in note)
     assert "no result after timeout=1 s, during " in note
+
+
+BUILDING = """
+import os, time, uuid
+import torch
+
+tuned = set()
+
+def rmsnorm(x, weight, bias, *, eps):
+    if x.shape[-1] > 64 and not tuned:
+        for _ in range({count}):
+            time.sleep(0.4)
+            os.mkdir(os.path.join(os.environ["TRITON_CACHE_DIR"], uuid.uuid4().hex))
+        time.sleep({then})
+        tuned.add(True)
+    y = x * torch.rsqrt(x.square().mean(-1, keepdim=True) + eps) * weight
+    return y if bias is None else y + bias
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("count", "then", "status"),
+    [(6, 0, "pass"), (1, 1000, "fail"), (1000, 0, "fail")],
+    ids=["a tuner", "it hangs once it has built something", "it builds for ever"],
+)
+def test_who_builds_one_thing_after_another_does_not_hang(count: int, then: float, status: str, tmp_path: Path) -> None:
+    path = tmp_path / "mine.py"
+    path.write_text(BUILDING.format(count=count, then=then), encoding="utf-8")
+    (implementation,) = select_apart(str(path), ("rmsnorm",), "cpu", 60.0)
+    verdict = swept(implementation, 1.0)
+    assert verdict.status == status, verdict.detail
+    assert not [note for note in verdict.notes if " was late once, " in note]
+    if verdict.failure is not None:
+        assert verdict.failure.kind == "timeout" and "no result after timeout=1 s" in verdict.failure.message

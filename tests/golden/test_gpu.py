@@ -261,9 +261,9 @@ def test_what_killers_did_on_a_gpu_was_survived_and_named() -> None:
 
 
 def test_what_is_wrong_in_a_context_alone_was_found_on_a_gpu() -> None:
-    """``python -m tests.quality.gpu_contexts golden/gpu/contexts.json`` on two GPUs."""
+    """``python -m tests.quality.gpu_contexts golden/gpu/contexts.json`` on two GPUs or more."""
     run = json.loads((FOLDER / "contexts.json").read_text(encoding="utf-8"))
-    assert (run["schema"], run["gpus"], run["case"]) == ("normcheck-gpu-contexts/1", 2, gpu_contexts.CASE)
+    assert (run["schema"], run["case"]) == ("normcheck-gpu-contexts/1", gpu_contexts.CASE) and run["gpus"] >= 2
     assert run["environment"]["device"].startswith("NVIDIA ")
     expected = {name: (context, output) for name, _, context, output in gpu_contexts.wrong()}
     found = {name: tuple(cell["found"]) for name, cell in run["wrong"].items()}
