@@ -26,14 +26,17 @@ from normcheck.gate.plan import Plan
 from normcheck.isolation.session import ProcessSession
 from normcheck.oracle import judging
 from normcheck.oracle.conventions import Convention
-from normcheck.planner.planner import Planner
 from normcheck.runner.session import session_of
 
 MOST = 4
 """Further processes of one kernel: what judges them is one process."""
 
-_SLOW = 0.02
-"""Seconds for which a case waits for its kernel on average, at least: judging is one process, which others delay."""
+_SLOW = 0.5
+"""The share of its time, at least, for which a cell waits for its kernel: judging is one process, which others delay.
+An interpreted kernel has 0.6 of it, torch's own 0.25."""
+
+_LEAST_SECONDS = 0.5
+"""Within which nothing is known of that."""
 
 _WAITING = 2  # cases for each of them, so that none is idle while the oldest result is waited for
 
@@ -48,14 +51,14 @@ class Done:
 
 
 class Beside:
-    """The further processes of one cell; ``look`` starts them, ``result`` has what they did. ``core``: of the cell.
+    """The further processes of one cell; ``look`` starts them, ``result`` has what they did.
 
     On a GPU, and if the kernel builds something, other processes are worth more in compiling ahead. A kernel whose
     calls are fast waits for its judge, and not the other way round.
     """
 
-    def __init__(self, cell: Cell, plan: Plan, core: Planner) -> None:
-        self._cell, self._plan, self._core = cell, plan, core
+    def __init__(self, cell: Cell, plan: Plan) -> None:
+        self._cell, self._plan = cell, plan
         session = session_of(cell.implementation)
         self._session = session if isinstance(session, ProcessSession) else None
         self._count = min(MOST, len(os.sched_getaffinity(0)) // plan.workers)
@@ -64,6 +67,8 @@ class Beside:
         self._own = threading.local()
         self._sessions: list[ProcessSession] = []
         self._running: dict[Planned, Future[Done]] = {}
+        self._begun = time.perf_counter()
+        self._waited = 0.0 if self._session is None else self._session.waited_seconds
 
     def look(self, present: Planned, ask: Ask, room: int, following: Callable[[int], list[Planned]]) -> None:
         """Hand out what comes after the ``present`` case, of which ``room`` cases may run. Never waits.
@@ -85,7 +90,10 @@ class Beside:
     def _is_slow(self) -> bool:
         """Whether further processes help; once there are some, they do."""
         assert self._session is not None
-        return self._threads is not None or self._session.waited_seconds > _SLOW * self._core.record.run
+        if self._threads is not None:
+            return True
+        seconds, waited = time.perf_counter() - self._begun, self._session.waited_seconds - self._waited
+        return seconds > _LEAST_SECONDS and waited > _SLOW * seconds
 
     def result(self, planned: Planned, conventions: tuple[Convention, ...] | None) -> Done | None:
         """What came of a case; None if no process runs it, or if more is known of the kernel by now.

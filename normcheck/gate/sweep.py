@@ -248,7 +248,7 @@ def _first_failing(
         for case in _replayed(cell, plan, tally):
             run(Planned(case, Depth.ROWS))
         replayed = tally.cases  # they have no number in the sequence
-        with Ahead(cell, plan, core, in_turn) as ahead, Beside(cell, plan, core) as beside:
+        with Ahead(cell, plan, core, in_turn) as ahead, Beside(cell, plan) as beside:
             for asked in sequence:
                 if sequence.is_too_slow(asked):
                     tally.too_slow[f"{asked.planned.case.M}x{asked.planned.case.N}"] = None
