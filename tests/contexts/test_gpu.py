@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,7 +177,7 @@ def fake(monkeypatch: pytest.MonkeyPatch) -> Gpu:
     def current(stream: object) -> Iterator[None]:
         yield
 
-    for name, value in {"CUDAGraph": Graph, "graph": capture, "stream": current, "Stream": object}.items():
+    for name, value in {"CUDAGraph": Graph, "graph": capture, "stream": current, "Stream": SimpleNamespace}.items():
         monkeypatch.setattr(torch.cuda, name, value)
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
@@ -226,7 +227,9 @@ def test_a_stream_gets_inputs_that_were_poison_before(fake: Gpu, monkeypatch: py
     slept: list[int] = []
     monkeypatch.setattr(torch.cuda, "_sleep", slept.append, raising=False)
     (step,), eager = steps_of("stream", Scaled(fake))
-    assert len(slept) == 2 and all(torch.equal(step.outputs[name], eager[0][name]) for name in ("y", "dx"))
+    late = gpu._LATE_CYCLES
+    assert slept == [late, *[2 * late] * 32, late, *[2 * late] * 32], "the streams of all are busy for longer"
+    assert all(torch.equal(step.outputs[name], eager[0][name]) for name in ("y", "dx"))
 
 
 def test_another_device_takes_two(monkeypatch: pytest.MonkeyPatch) -> None:
