@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
@@ -213,10 +214,13 @@ class Planner:
         elif self.prices.is_new and not self.prices.slow and not self._plain.skipped:  # else no price fell
             most, design = _CHEAP_SHARE * left, self._design
             rest = [planned for planned in self._plain.rest() if not design.left.isdisjoint(goals_of(planned))]
-            few = self.record.run + len(rest) <= self._limits.cases
-            if few and most > 0 and self.prices.ahead(rest, most, "likely") <= most:
-                self._priced = None
-                self._plain.draw()
+            if most > 0 and self._are_few(rest) and self.prices.ahead(rest, most, "likely") <= most:
+                self._plain.draw()  # of those that were drawn before, many were let go
+                self._priced = None if self._are_few(self._plain.rest()) else self._priced
+
+    def _are_few(self, rest: Iterable[Planned]) -> bool:
+        """Whether all of them may run."""
+        return self.record.run + sum(1 for _ in rest) <= self._limits.cases
 
     def _price(self) -> Priced:
         plain, given_up = self._plain, self._refusals.given_up

@@ -231,3 +231,17 @@ def test_what_a_dear_kernel_refuses_costs_little_and_the_rest_is_asked(what: str
 def test_a_fault_of_one_class_of_cases_is_found_where_each_shape_is_dear() -> None:
     """Of strided rows as well, which those in the table have not."""
     assert unseen(simulated(plans, seed=3, **RANKS)) == []
+
+
+def test_the_plain_order_does_not_come_back_for_more_cases_than_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel was thin after 400 cases on 80 shapes: what priced cases had let go was not counted, and drawn again."""
+    planner = simulated(blocks, **RANKS).core
+    assert planner.is_priced
+    for left, priced in ((10, True), (1000, False)):
+        planner._limits = replace(planner._limits, cases=planner.record.run + left)
+        for name, value in {"is_new": True, "slow": False, "spent": 0.0}.items():
+            setattr(planner.prices, name, value)
+        monkeypatch.setattr(planner.prices, "ahead", lambda *_: 0.0)
+        assert planner._plain.one_that(lambda _: False, set()) is None and not [*planner._plain.rest()]
+        planner._choose(0.01)
+        assert planner.is_priced == priced
