@@ -142,6 +142,7 @@ def test_the_casting_of_llama_passes_vllm_either_way() -> None:
         assert judge_mutant(VLLM, fault, CLEAN_OF["rmsnorm_llama"], "bf16") == Judgement(MISSED)
 
 
+@pytest.mark.slow
 def test_a_sum_that_depends_on_the_column_or_on_n_passes_vllm() -> None:
     for mutant in ("mS07", "mS08", "mS13", "mS14"):
         fault = catalogue.mutants()[mutant]

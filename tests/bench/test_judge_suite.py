@@ -64,6 +64,7 @@ def test_small_cases_of_a_cell_are_counted(monkeypatch: pytest.MonkeyPatch) -> N
     assert any(rate > 0 for rate in rates)  # 16 cases more may take less time on a machine that is busy for a moment
 
 
+@pytest.mark.slow
 def test_the_calls_of_a_cell_are_made_again_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that sleeps 5 ms in a call sleeps in each of a case's calls, two at least, with no cell around."""
     from normcheck.bench import plain_rmsnorm

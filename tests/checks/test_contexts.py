@@ -258,6 +258,7 @@ def test_torch_compile_is_tried_with_sizes_that_change_if_somebody_asks(cli: Cli
     assert done.code == 0 and "context compile: held" in done.out, done.out
 
 
+@pytest.mark.slow
 def test_what_is_wrong_inside_torch_compile_alone_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """What torch traces is the subject here, not what g++ makes of it."""
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager"))

@@ -83,12 +83,14 @@ def test_codes_of_another_dtype_have_not_the_same_bits() -> None:
     assert pair("rmsnorm_quant", "codes_given", "codes_unfused_int8").unlike == ("q",)
 
 
+@pytest.mark.slow
 def test_where_a_rounding_makes_no_difference_it_is_not_named() -> None:
     """In fp32 the sum is stored as it is, and kernels of both kinds differ by the order of their sums alone."""
     assert said(pair("fused_add_rmsnorm", "add_rounded", "add_sequential", "fp32")) == NONE
     assert said(pair("fused_add_rmsnorm", "add_rounded", "add_exact", "fp32")) == SAME
 
 
+@pytest.mark.slow
 def test_another_order_beside_another_rounding_is_not_explained_by_the_rounding() -> None:
     rounding = pair("fused_add_rmsnorm", "add_rounded", "add_sequential").rounding
     assert rounding is not None and not rounding.named

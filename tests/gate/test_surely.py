@@ -133,6 +133,7 @@ def rmsnorm(x, weight, bias, *, eps):
 """
 
 
+@pytest.mark.slow
 def test_a_process_that_ends_with_its_server_once_is_no_finding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ import pytest
 
 from normcheck.isolation import pool
 from normcheck.isolation.pool import Pool, spread
+from tests.inner_loop import parametrize
 
 
 def start() -> None:
@@ -74,13 +75,14 @@ def first(jobs: str) -> Iterator[tuple[subprocess.Popen[bytes], list[psutil.Proc
     assert ended
 
 
-@pytest.mark.parametrize("which", [signal.SIGTERM, signal.SIGKILL])
+@parametrize("which", [signal.SIGTERM, signal.SIGKILL], inner=1)
 def test_no_process_outlives_the_first_one(which: signal.Signals) -> None:
     with first("(600, 600)") as (process, _):
         process.send_signal(which)
         assert process.wait(10) == -which
 
 
+@pytest.mark.slow
 def test_one_that_waits_for_its_next_job_does_not_either() -> None:
     with first("(0, 600)") as (process, children):
         assert all(child.is_running() for child in children)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from normcheck.isolation.intact import _WATCHING
 from normcheck.isolation.process import _OWN_LINE
 from tests.command_line import Cli, KernelFile
@@ -17,6 +19,7 @@ def rmsnorm(x, weight, bias, *, eps):
 """
 
 
+@pytest.mark.slow
 def test_what_lies_between_a_process_and_its_kernel_is_watched(cli: Cli, kernel_file: KernelFile) -> None:
     done = cli("repro", f"{kernel_file(TELLS)}:rmsnorm", "rmsnorm fp32 M=1 N=8")
     between = {f"normcheck.{a}.{b}" for a, b in re.findall(r"/normcheck/(\w+)/(\w+)\.py", "".join(done.out.split()))}

@@ -233,6 +233,7 @@ def test_a_fault_of_one_class_of_cases_is_found_where_each_shape_is_dear() -> No
     assert unseen(simulated(plans, seed=3, **RANKS)) == []
 
 
+@pytest.mark.slow
 def test_the_plain_order_does_not_come_back_for_more_cases_than_may_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel was thin after 400 cases on 80 shapes: what priced cases had let go was not counted, and drawn again."""
     planner = simulated(blocks, **RANKS).core

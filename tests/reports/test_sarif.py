@@ -127,6 +127,7 @@ def test_harmful_text(text: str) -> None:
     assert all(line.isprintable() for line in shown.split("\n"))
 
 
+@pytest.mark.slow
 def test_a_wrong_gradient_is_at_the_line_of_its_backward(cli: Cli, kernel_file: KernelFile) -> None:
     path = kernel_file(OWN_BACKWARD)
     words = ("--dtype", "fp32", "--max-examples", "3", "--allow-thin", "--no-contexts", "--report", "sarif:-")
