@@ -12,12 +12,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing import get_context
 
 from normcheck.bench.speed import Point
 from normcheck.bench.verified import case_of
+from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
+from normcheck.cases.claims import unclaimed
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
@@ -44,12 +46,22 @@ class Job:
 
 
 def jobs_of(points: Sequence[Point], cells: Mapping[tuple[str, str], Sequence[Cell]], device: str) -> list[Job]:
-    """A job for each implementation at each point."""
+    """A job for each implementation at each point that it declares to take, as ``verified.verify`` will call it.
+
+    A call beyond that may end the GPU's context: a graph of cuDNN's that needs a bias reads one that is not there.
+    """
     return [
-        Job(cell.spec, point.op, cell.implementation.name, str(case_of(point)), device)
+        Job(cell.spec, point.op, cell.implementation.name, str(case), device)
         for point in points
         for cell in cells[point.op, point.dtype]
+        if (case := _claimed(cell, point)) is not None
     ]
+
+
+def _claimed(cell: Cell, point: Point) -> Case | None:
+    """The case of ``point``, or else the one with a bias, if ``cell`` declares to take it."""
+    cases = [case_of(point)] + [case_of(replace(point, bias=True))] * cell.op.takes_bias
+    return next((case for case in cases if not unclaimed(cell.op, cell.implementation, case)), None)
 
 
 def compile_all(jobs: Sequence[Job], processes: int = 0) -> int:

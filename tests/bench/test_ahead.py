@@ -12,6 +12,8 @@ import pytest
 from normcheck.bench import ahead
 from normcheck.bench.ahead import FEWEST, Job, compile_all, jobs_of
 from normcheck.bench.speed import Point
+from normcheck.bench.verified import case_of
+from normcheck.cases.case_line import parsed
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
 from normcheck.impls._cudnn_shelf import FOLDER, shelf
@@ -85,3 +87,13 @@ def test_a_process_that_dies_stops_nothing(tmp_path: Path) -> None:
 def test_few_points_are_not_worth_a_process(tmp_path: Path) -> None:
     assert compile_all(jobs(tmp_path, range(1, FEWEST)), 2) == 0
     assert not list(tmp_path.glob("*-*"))
+
+
+def test_nothing_that_is_not_declared_is_called(tmp_path: Path) -> None:
+    """cuDNN's graph, which declares that it needs a bias, read one that was not there: the whole bench was lost."""
+    (graph,) = (i for i in select("cudnn_graph", ("layernorm",)) if i.op == "layernorm")
+    point = Point(op="layernorm", dtype="fp16", M=2, N=8, bias=False)
+    (job,) = jobs_of([point], {("layernorm", "fp16"): [Cell(OPS["layernorm"], graph, "fp16", "cudnn_graph")]}, "cuda")
+    assert parsed(job.line) == case_of(replace(point, bias=True))
+    never = replace(graph, epsilons=(0.5,))
+    assert not jobs_of([point], {("layernorm", "fp16"): [Cell(OPS["layernorm"], never, "fp16", "cudnn_graph")]}, "cuda")
