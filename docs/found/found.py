@@ -378,8 +378,7 @@ def main() -> None:
     given = options()
     given.cache = given.cache.resolve()
     here, recorded, seconds = environment(), {}, given.time_budget
-    gpu = "h100" if "H100" in here["device"] else "h200"
-    path = given.record or ROOT / "golden" / "found" / f"{'cpu' if given.device == 'cpu' else gpu}.json"
+    path = given.record or ROOT / "golden" / "found" / f"{'cpu' if given.device == 'cpu' else 'gpu'}.json"
     if (given.only or given.again or given.other_gpu) and path.is_file():
         before = page.read(path)
         if before["environment"] != here:

@@ -15,8 +15,8 @@ from fingerprint import OTHER_GPU, PASSED
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 PAGE = ROOT / "docs" / "found.md"
-RECORDS = {"h200": "GPU", "h100": "GPU", "cpu": "CPU"}
-"""Record -> where it was made; in this order a defect's case is looked for. No dtype of a cell is in two of a GPU."""
+RECORDS = {"gpu": "GPU", "cpu": "CPU"}
+"""Record -> where it was made; in this order a defect's case is looked for."""
 
 Records = dict[str, dict[str, Any]]
 Entry = dict[str, Any]
@@ -172,7 +172,7 @@ def columns_of(facts: list[fingerprint.Facts]) -> tuple[str, ...]:
 def conventions(of: Records) -> str:
     """One line for each value of a convention that stands in the table, in words."""
     found: dict[str, None] = {}
-    for package in of["h200"]["packages"].values():
+    for package in of["gpu"]["packages"].values():
         for cell, by in package.get("cells", {}).items():
             for key, value in (
                 (k, v) for kept in by.values() for k, v in (kept[3].items() if _has_facts(kept) else ())

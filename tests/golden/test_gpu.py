@@ -42,10 +42,10 @@ def test_every_cell_ran_on_a_gpu_and_passed(op: str) -> None:
 
 
 def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_was_tried_held() -> None:
-    """``normcheck verify`` without options on an H100, where eight cells fit by its memory."""
+    """``normcheck verify`` without options on an H200 with 16 cores."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
-    assert run["seconds"] <= 2.25 * len(run["verdicts"])
+    assert run["seconds"] <= 1.7 * len(run["verdicts"])
     expected = {
         (i.op, name, dtype)
         for name, own in discovery.implementations().items()
