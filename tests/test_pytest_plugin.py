@@ -144,6 +144,7 @@ def inner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Inner:
     return Inner(tmp_path)
 
 
+@pytest.mark.slow
 def test_options_come_before_the_mark(inner: Inner) -> None:
     inner.write(
         "test_it.py",

@@ -21,7 +21,7 @@ from normcheck.cases.tensor_names import RESIDUAL_OUT, ROOT_FIRST, SCALE
 from normcheck.checks import gpu_memory
 from normcheck.checks.ask import FULLY, Ask
 from normcheck.checks.contract import Problem, is_judgeable, usable_outputs
-from normcheck.checks.conventions import Fitting, fitting
+from normcheck.checks.conventions import Fitting, fitting, predicted
 from normcheck.checks.gradients import Gradients, InFlight, autograd_checks, backward_checks, gradient_names
 from normcheck.checks.observe import Seen, Started, by_autograd, strays, written
 from normcheck.checks.probes import probe
@@ -129,7 +129,8 @@ def check(
             return Result(case, model, refused=ungrouped)
         forward = run.forward(case, given)
         zeros = depth.reaches(Depth.MEMORY) and (home == "cpu" or case.M * case.N <= _WEIGHED_ELEMENTS)
-        judge = judge_of(op, case, pristine, model, ask.floors, zeros=zeros, watch=ask.watch, fused=ask.fused)
+        by = predicted(op, case, model, ask.conventions)
+        judge = judge_of(op, case, pristine, by, ask.floors, zeros=zeros, watch=ask.watch, fused=ask.fused)
         if session.isolated and home == "cpu":  # while the kernel's process is at work
             anticipate(judge)
             if upcoming is not None and upcoming.small:

@@ -7,11 +7,14 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from normcheck.cases.case import Case
+from normcheck.cases.op import Op
 from normcheck.cases.tensor_names import RESIDUAL_OUT, ROOT_FIRST
 from normcheck.checks.gradients import InFlight
 from normcheck.oracle.conventions import Convention, candidates, plainest, with_convention
 from normcheck.oracle.judge import Checked, Judge, Reference, judge_of
 from normcheck.oracle.judging import judge_forward
+from normcheck.oracle.tolerances import Model
 
 _UNFIT = 2.0
 """The ratio of a convention whose sum is not the kernel's."""
@@ -32,6 +35,13 @@ class Fitting:
     conventions: tuple[Convention, ...] | None
     nearest: Convention = ()
     forward: tuple[tuple[Checked, ...], Reference] | None = None
+
+
+def predicted(op: Op, case: Case, model: Model, may_be: tuple[Convention, ...] | None) -> Model:
+    """The model by which ``fitting`` will judge the case: that of the one convention that is left, else ``model``."""
+    asked = candidates(op, model) if may_be is None else may_be
+    distinct = {plainest(each, case) for each in asked}
+    return with_convention(model, *distinct) if len(distinct) == 1 else model
 
 
 def fitting(
@@ -87,8 +97,10 @@ def _fitting(
 
 def _with(running: InFlight, convention: Convention) -> InFlight:
     convention = plainest(convention, running.case)
-    model = with_convention(running.model, convention)
-    return replace(running, model=model, judge=_judge(running, convention, details=True))
+    model, judge = with_convention(running.model, convention), running.judge
+    if judge.rules.model != model:
+        judge = _judge(running, convention, details=True)
+    return replace(running, model=model, judge=judge)
 
 
 def _judge(running: InFlight, convention: Convention, *, details: bool) -> Judge:

@@ -90,6 +90,7 @@ def test_the_clean_kernel_passes(r: Recipe, op: str, dtype: str) -> None:
 JUDGED = [S, Z, RECIPES["cudnn-rmsnorm"], RECIPES["kernelbench"], RECIPES["vllm-rmsnorm"], ROW_1]
 
 
+@pytest.mark.slow
 @parametrize(("r", "make"), [*zip(JUDGED, cycle(MAKES), strict=False)], ids=ids, inner=2)
 def test_correct_makes_pass(r: Recipe, make: str) -> None:
     """By turns: each recipe one of three, that is not the clean kernel."""
@@ -124,6 +125,7 @@ def test_gradients_by_autograd_are_compared() -> None:
 # What the recipes are, beside their sources.
 
 
+@pytest.mark.slow
 def test_zeros_for_dx_pass_the_bitmask_notebook() -> None:
     """dy is 1e-6 and atol 2e-4. The first half of the zero-centred notebook is no better."""
     for r, dtype in ((S, "fp32"), (Z, "fp16")):

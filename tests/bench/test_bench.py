@@ -523,6 +523,7 @@ def test_counts_leave_out_a_bias_that_is_not_there() -> None:
     assert count.bytes(a_speed().point) == 16 and count.bytes(replace(a_speed().point, bias=False)) == 0
 
 
+@pytest.mark.slow
 @parametrize("harm", ["", *(" ".join([*HARM][turn::3]) for turn in range(3))], inner=1)
 def test_the_page_of_a_bench(harm: str) -> None:
     """A table and a picture for each direction; foreign text is text in it, and it is the JSON report as well.

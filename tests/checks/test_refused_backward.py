@@ -70,6 +70,7 @@ def test_always_refused_is_no_finding_but_is_said_and_does_not_conform() -> None
         normcheck.assert_conforms(implementation, **FEW, allow_thin=True)
 
 
+@pytest.mark.slow
 def test_refused_for_some_rows_only() -> None:
     implementation = refusing(lambda call, x: x.shape[0] in (1, 3))
     cell = checked(implementation)

@@ -68,6 +68,7 @@ def test_the_page_is_short_and_names_all_kinds(cli: Cli) -> None:
     assert set(KINDS) <= set(re.findall(r"\w+", text.partition("## What the kinds want")[2]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BROKEN)
 def test_its_steps_lead_to_the_true_cause(name: str, cli: Cli) -> None:
     source, kind, cause = BROKEN[name]

@@ -312,6 +312,7 @@ def test_who_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, engine: Mod
     assert "scheduler=tcp://127.0.0.1:9: expected a Dask scheduler there" in done.err
 
 
+@pytest.mark.slow
 def test_a_cluster_without_a_gpu_or_without_a_worker(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, engine: ModuleType
 ) -> None:

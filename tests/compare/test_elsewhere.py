@@ -104,6 +104,7 @@ PROBED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", PROBED)
 def test_what_is_no_interpreter_is_said(how: str, cli: Cli, program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     source, said = PROBED[how]

@@ -173,6 +173,7 @@ IMPLEMENTATIONS = [Implementation(name=f.__name__, op="rmsnorm", forward=f) for 
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("other", "code"), [("plain", 0), ("two_ways", 1)])
 def test_bits_are_compared_in_the_contexts_that_are_asked_for(
     cli: Cli, kernel_file: KernelFile, tmp_path: Path, other: str, code: int

@@ -95,6 +95,7 @@ def cases_of(*, look: bool, seconds: float = 0.01) -> tuple[list[str], list[str]
     return ran, untold
 
 
+@pytest.mark.slow
 def test_what_comes_is_told_before_its_turn_and_changes_nothing() -> None:
     cases, _ = cases_of(look=False)
     own, untold = cases_of(look=True)

@@ -40,6 +40,7 @@ def failed_at(seconds: float) -> tuple[Cell, Plan, Result]:
     return cell, plan, run_case(cell, LARGE, plan)
 
 
+@pytest.mark.slow
 def test_the_smallest_case_that_fails_in_the_same_output() -> None:
     cell, plan, failed = failed_at(60.0)
     smallest = shrunk(cell, plan, failed)

@@ -199,6 +199,7 @@ def saves_in(folder: Path, act: Callable[[], object]) -> tuple[str, ...]:
         return saves.names
 
 
+@pytest.mark.slow
 def test_files_that_are_no_sources_start_nothing(tmp_path: Path) -> None:
     def act() -> None:
         for name in ("mine.py~", ".mine.py.swp", "notes.md", "report.json"):
@@ -211,6 +212,7 @@ def test_files_that_are_no_sources_start_nothing(tmp_path: Path) -> None:
     assert saves_in(tmp_path, act) == ("kernel.cu",)
 
 
+@pytest.mark.slow
 def test_what_kernels_compile_starts_nothing(tmp_path: Path) -> None:
     """The folder of a run may lie in the one that is watched, as /tmp does."""
 

@@ -324,6 +324,7 @@ def test_what_is_no_file_of_these_tensors_is_refused(folder: Path, what: str) ->
     assert FILE in complaint(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("what", ["dtype", "shape", "transposed", "missing", "more"])
 def test_tensors_of_another_kind_are_refused(folder: Path, what: str) -> None:
     """One after another, every tensor that there is."""

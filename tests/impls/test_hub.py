@@ -86,6 +86,7 @@ class Library:
         return str(self.folder)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("unshrunk")
 def test_a_layer_without_a_constructor_is_judged(snapshot: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     library = Library(snapshot, network=True).install(monkeypatch)

@@ -75,6 +75,7 @@ def first(jobs: str) -> Iterator[tuple[subprocess.Popen[bytes], list[psutil.Proc
     assert ended
 
 
+@pytest.mark.slow
 @parametrize("which", [signal.SIGTERM, signal.SIGKILL], inner=1)
 def test_no_process_outlives_the_first_one(which: signal.Signals) -> None:
     with first("(600, 600)") as (process, _):
@@ -130,6 +131,7 @@ def begins(job: str) -> float:
     return began
 
 
+@pytest.mark.slow
 def test_the_caller_chooses_at_what_is_known_by_then() -> None:
     known: dict[str, float] = {}
     jobs = ("cheap 1", "dear 1", "cheap 2", "cheap 3", "cheap 4", "dear 2", "dear 3")

@@ -60,6 +60,7 @@ def test_no_more_cases_run_than_are_allowed_of_which_half_are_for_its_shapes(
     assert ("no case is left for it: raise --max-examples" in said) == (judged < 2)
 
 
+@pytest.mark.slow
 @parametrize(
     ("forward", "body", "code", "said"),
     [
@@ -173,6 +174,7 @@ GROUPED = {
 }
 
 
+@pytest.mark.slow
 @parametrize(
     ("asked", "groups", "eps", "code"),
     [
@@ -209,6 +211,7 @@ LENGTHS = {
 }
 
 
+@pytest.mark.slow
 @parametrize(
     ("asked", "answered", "code"),
     [

@@ -89,6 +89,7 @@ def unseen(run: Simulated) -> list[str]:
     return [name for name, shows in FAULTS.items() if not any(map(shows, cases))]
 
 
+@pytest.mark.slow
 @parametrize(("name", "seed"), [*zip(TABLE, cycle((0, 7)), strict=False)], inner=1)
 def test_a_dear_kernel_gets_what_a_pass_needs_in_its_time(name: str, seed: int) -> None:
     builds, fields, most, (cases, shapes) = TABLE[name]
@@ -101,6 +102,7 @@ def test_a_dear_kernel_gets_what_a_pass_needs_in_its_time(name: str, seed: int) 
         assert unseen(run) == ["strided"] * (not fields.get("strided", True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("builds", [blocks, plans, kernels.compiled_by_user])
 def test_a_dear_kernel_is_asked_several_rows_at_the_columns_of_models(builds: Builds) -> None:
     """One that is wrong at N = 4096 alone, but for its first row, passed on a GPU."""

@@ -88,6 +88,7 @@ def test_the_layers_hold() -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pattern", FORBIDDEN)
 def test_a_file_imports_no_more_than_it_may(pattern: str) -> None:
     matching = [name for name in trees() if Path(name).match(pattern) and ("/" in name) == ("/" in pattern)]

@@ -142,6 +142,7 @@ def test_a_kernel_in_another_language_is_right_on_a_gpu(name: str, cli: Cli, tmp
         assert done.code == 0, done.out + done.err
 
 
+@pytest.mark.slow
 def test_a_dx_of_zeros_passes_the_check_that_the_audit_page_quotes(capsys: pytest.CaptureFixture[str]) -> None:
     exec(RIGHT["vacuous.py"], {})
     said = capsys.readouterr()

@@ -81,6 +81,7 @@ def require_text(harm: str) -> None:
     require_sound(text)
 
 
+@pytest.mark.slow
 @parametrize("harm", HARM, inner=7)
 def test_foreign_text_is_text(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
     usual_tags()

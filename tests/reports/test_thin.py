@@ -29,6 +29,7 @@ def passed() -> SweepResult:
     return run(replace(thin_cell(), status="pass", detail=""))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", formats())
 def test_a_thin_cell_says_so_and_why(name: str) -> None:
     told, other = (text_of(name, each) for each in (run(thin_cell()), passed()))
