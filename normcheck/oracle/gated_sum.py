@@ -116,9 +116,9 @@ class GatedSum:
             product = torch.where(product.abs() > self.io.max, product * torch.inf, product)
             off = _flushed(rules, product, self.io)
         if rules.model.ftz:
-            tiny = (x.abs() < _LEAST) | (gate.abs() < _LEAST)
-            off = off + torch.where(tiny & (product != 0), 2 * product.abs(), 0.0)
-            off = off + torch.where(residual.abs() < _LEAST, 2 * residual.abs(), 0.0)
+            tiny = ((x.abs() < _LEAST) | (gate.abs() < _LEAST)) & (product != 0)
+            for where, term in ((tiny, product), ((residual.abs() < _LEAST) & (residual != 0), residual)):
+                off = off + torch.where(where, 2 * term.abs(), 0.0) if bool(where.any()) else off
         exact = residual + product
         off = off + _rounding(rules, exact, off)
         if self.fmt.name == rules.model.accumulate:
@@ -247,9 +247,11 @@ def _rounding(rules: Rules, value: Tensor, off: Tensor) -> Tensor:
 
     An infinity beside a number that was rounded is as certain as one beside another.
     """
-    exact = (value.float().double() == value) & (off == 0) & ((value.abs() >= _LEAST) | (value == 0))
-    exact = exact | ~torch.isfinite(value)
-    return torch.where(exact, 0.0, (value.abs() + off) * rules.u + rules.eta)
+    size = value.abs()
+    inexact = ((value.float().double() != value) | (off != 0) | ((size < _LEAST) & (size > 0))) & torch.isfinite(value)
+    if not bool(inexact.any()):  # as most products of two numbers of half precision
+        return torch.zeros_like(value)
+    return torch.where(inexact, (size + off) * rules.u + rules.eta, 0.0)
 
 
 def _flushed(rules: Rules, value: Tensor, fmt: Format) -> Tensor:
