@@ -117,7 +117,7 @@ def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
         misses = case.N % 2 == 0 if ragged else case.N % 64 != 0
         bare, cast = case.weights == NO_WEIGHT, case.weight_dtype == "same"  # in fp32 a weight is its own cast
         other = cast == ragged, case.bias != ragged
-        return (_outside(case, elements), bare, misses, case.M not in rows, *other, case.M * case.N)
+        return (_outside(case, elements), bare, case.M not in rows, misses, *other, case.M * case.N)
 
     ragged = min(ran, key=lambda case: badness(case, _SMALL, _FEW_ROWS, ragged=True))
     even = min(ran, key=lambda case: badness(case, _SMALL, _ROWS))

@@ -86,6 +86,8 @@ def test_the_cases_are_a_ragged_one_a_round_one_and_one_that_fills_the_device() 
     assert [(case.M, case.N) for case in cases] == [(40, 33), (64, 128), (600, 256)]
     assert {(case.rows, case.dy) for case in cases} == {("blend", "normal")}
     assert {(case.M, case.N) for case in chosen(ran[:1], "cuda")} == {(1, 1)}
+    few = chosen([parsed(LINE.format(m=m, n=n)) for m, n in ((128, 33), (32, 128))], "cuda")[0]
+    assert (few.M, few.N) == (32, 128)  # a way for few rows that is taken without gradients tells more than a ragged N
 
 
 def test_of_several_cases_the_status_that_says_most_holds() -> None:
