@@ -46,7 +46,7 @@ ROWS_OF_CLASS: Mapping[int, tuple[int, ...]] = {
     64: (65, 129, 100, 133, 128, 64, 200),
     256: (300, 257, 1061, 600, 2049, 513, 1000),
     4097: (5000, 4097, 8193),
-    65536: (65537, 70001),
+    65536: (70001,),
 }
 """The smallest M of each class of M -> the M that a core may have of it; the first ones find the most faults."""
 

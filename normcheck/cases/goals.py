@@ -76,7 +76,7 @@ class Extent:
         """
         if device == "cpu":
             return self
-        return replace(self, rows=max(self.rows, 65537), paired_rows=4096, widths=max(self.widths // 2, 1), fine=False)
+        return replace(self, rows=max(self.rows, 70001), paired_rows=4096, widths=max(self.widths // 2, 1), fine=False)
 
     @property
     def with_costly_rows(self) -> Extent:

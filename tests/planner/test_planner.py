@@ -72,6 +72,7 @@ FAULTS: dict[str, Callable[[Case], bool]] = {
     "with a bias": lambda case: case.bias,
     "fp32 weights": lambda case: case.weight_dtype == "fp32",
     "no rows": lambda case: case.M == 0,
+    "more rows than 512 of each of 132 processors": lambda case: case.M > 512 * 132,
     "misaligned": lambda case: case.layout == "misaligned",
 }
 
