@@ -110,6 +110,7 @@ def test_each_kind_of_kernel_under_xdist_with_junit_and_what_failed_last(
     assert "ThinCell: THIN  1 of 1 cell thin" in out.getvalue()
 
 
+@pytest.mark.slow
 def test_a_run_that_marks_no_kernel_imports_no_torch(tmp_path: Path) -> None:
     (tmp_path / "test_plain.py").write_text(
         "import sys\ndef test_it(): assert not {'torch', 'numpy', 'pydantic'} & set(sys.modules)\n", encoding="utf-8"

@@ -224,6 +224,7 @@ def test_every_cell_of_a_mutant_under_a_regime(run: Cli, plant: Callable[..., No
     assert "PASS  1 of 1 killed under regimes (3 cells); " in run(*argv, "every").last
 
 
+@pytest.mark.slow
 def test_what_the_profile_does_not_promise_may_survive(run: Cli, plant: Callable[..., None]) -> None:
     plant("later")
     done = run(*TINY)
@@ -354,6 +355,7 @@ def test_by_turns_each_mutant_runs_in_each_of_its_ops_in_one_dtype() -> None:
     assert sampled[0] == sampled[1]
 
 
+@pytest.mark.slow
 def test_by_turns_each_correct_kernel_runs_in_each_of_its_ops_in_one_dtype() -> None:
     every, turns = ([t for t in chosen(cells) if t.control] for cells in ("every", "turns"))
     assert set(turns) <= set(every)

@@ -60,6 +60,7 @@ def torch_built(folder: Path, text: str) -> str:
     return f"{folder}:{ROOT}"
 
 
+@pytest.mark.slow
 def test_list_imports_no_torch_without_a_gpu() -> None:
     done = python(driver_with(count=0) + LIST)
     assert done.stderr.strip() == "heavy []"
@@ -69,6 +70,7 @@ def test_list_imports_no_torch_without_a_gpu() -> None:
     assert "triton rmsnorm runs" in words
 
 
+@pytest.mark.slow
 def test_list_imports_no_torch_with_a_gpu(tmp_path: Path) -> None:
     """What would have to be imported to know whether it works is not tried, and the list says so."""
     path = torch_built(tmp_path, "cuda: Optional[str] = '13.0'\n")

@@ -305,6 +305,7 @@ def test_a_worker_killed_in_the_middle_changes_no_verdict(cli: Cli, slow_file: A
             until(lambda p=process: not psutil.Process(p.pid).children())  # type: ignore[misc]
 
 
+@pytest.mark.slow
 def test_who_is_not_there(cli: Cli, monkeypatch: pytest.MonkeyPatch, engine: ModuleType) -> None:
     monkeypatch.setattr(engine, "_CONNECT_SECONDS", 0.5)
     done = cli("verify", "--impl", "torch", "--scheduler", "tcp://127.0.0.1:9")

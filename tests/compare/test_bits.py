@@ -42,6 +42,7 @@ def kept() -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_a_changed_kernel_is_told_from_the_same_one(cli: Cli) -> None:
     done = bits(cli, KERNEL, "--out", "bits.json")
     assert (done.code, done.last) == (0, "kept  rmsnorm my_kernel.py:rmsnorm fp32: 12 cases"), done.err

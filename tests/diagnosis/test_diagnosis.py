@@ -155,6 +155,7 @@ def test_one_column_that_is_lost_is_told_as_what_it_is(dtype: str) -> None:
     assert named(plain(forward=forward, backward=None, biases=(False,)), dtype, N=1) == "n_minus_1"
 
 
+@pytest.mark.slow
 def test_without_a_weight_its_faults_are_left_out() -> None:
     """Those that need none are told as ever, and no other is said of what only a weight could show."""
     op = OPS["rmsnorm"]

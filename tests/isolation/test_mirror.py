@@ -70,6 +70,7 @@ def remote(implementation: Implementation) -> tuple[RemoteRun, Here, Inputs]:
     return run, here, copied(make(CASE, OPS["rmsnorm"], "cpu"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own_backward", [True, False])
 def test_a_kernel_returns_what_it_does_without(own_backward: bool) -> None:
     implementation = plain() if own_backward else plain(forward=lambda *a, **k: forward(*a, **k)["y"], backward=None)

@@ -113,6 +113,7 @@ def test_a_failure_of_many_calls_is_reproduced_by_the_two_files(cli: Cli, tmp_pa
     assert cli(*shlex.split(line)).code == ExitCode.FOUND
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("more", "said"),
     [

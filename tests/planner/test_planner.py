@@ -142,6 +142,7 @@ def test_dear_rows_are_no_building() -> None:
     assert "M above 4096 in few cases of the core: a row costs 0.47 ms here" in run.core.account.coverage(0).left_out
 
 
+@pytest.mark.slow
 def test_a_pause_of_the_machine_hides_no_dear_key() -> None:
     short = replace(PROFILES["quick"], core_seconds=4.0)
     assert simulated(tuned, device="cpu", profile=short, pauses=(1,), **RANKS).was_priced
@@ -221,6 +222,7 @@ REFUSED: dict[str, Callable[[Case], bool]] = {
 }
 
 
+@pytest.mark.slow
 @parametrize("what", REFUSED, inner=1)
 def test_what_a_dear_kernel_refuses_costs_little_and_the_rest_is_asked(what: str) -> None:
     run = simulated(blocks, refuses=REFUSED[what], **RANKS)

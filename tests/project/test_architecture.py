@@ -107,6 +107,7 @@ def test_the_command_line_starts_without_torch() -> None:
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_every_complaint_says_what_was_expected() -> None:
     """A message that only passes on somebody else's words is theirs; ours name what is right beside what is wrong."""
     silent = []

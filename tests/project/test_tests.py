@@ -72,6 +72,7 @@ def idle(source: str) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_a_test_checks_something_whatever_it_loops_over() -> None:
     """Loop over ``some(...)``, from ``tests.some``, or assert something else."""
     found = {path.name: idle(path.read_text(encoding="utf-8")) for path in FILES}
