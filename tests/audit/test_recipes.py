@@ -135,6 +135,7 @@ def test_zeros_for_dx_pass_the_bitmask_notebook() -> None:
         assert tasks_of(r, r.ops[0], dtype)[0].expected["dx"].abs().max() < 2e-4
 
 
+@pytest.mark.slow
 def test_zeros_for_dw_do_not_pass_it() -> None:
     zeros = faulty("layernorm_relu_bitmask", dw=lambda c: torch.zeros_like(c.w))
     assert judge_mutant(S, zeros, CLEAN_OF["layernorm_relu_bitmask"], "fp32") == Judgement(CAUGHT, ("dw",))

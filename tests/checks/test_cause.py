@@ -179,6 +179,7 @@ def test_the_cause_is_the_first_line_under_the_headline() -> None:
     assert told.advice == ""
 
 
+@pytest.mark.slow
 def test_the_graph_is_counted_where_it_is(cli: Cli, tmp_path: Path) -> None:
     """In the process of the implementation."""
     file = tmp_path / "mine.py"

@@ -60,6 +60,7 @@ def with_forward(is_wrong: Callable[[int, int], bool]) -> tuple[Cell, Plan, Resu
     return cell, plan, run_case(cell, LARGE, plan, UNPROBED)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "n"), [(1, 213), (38, 1), (1, 9), (40, 300)])
 def test_a_size_is_the_edge_between_right_and_wrong(m: int, n: int) -> None:
     """Sizes to draw have gaps, as from 160 to 255: what lies between them is found by halves."""

@@ -95,6 +95,7 @@ def test_the_judges_of_a_crowd_have_the_longer_limit(monkeypatch: pytest.MonkeyP
     assert [each.timeout for each in given] == [180.0] * 9
 
 
+@pytest.mark.slow
 def test_one_cell_needs_no_pool(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(engine, "spread", None)
     monkeypatch.setattr(

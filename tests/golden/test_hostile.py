@@ -104,6 +104,7 @@ def test_every_flipped_bit_of_a_tensor_is_refused_by_its_name(folder: Path) -> N
         assert "it was changed" in complaint(folder)
 
 
+@pytest.mark.slow
 def test_every_flipped_bit_of_the_manifest_is_refused(folder: Path) -> None:
     """But for a blank that becomes another, and the case of a letter of an escape."""
     content = (folder / "manifest.json").read_bytes()

@@ -45,6 +45,7 @@ def test_our_kernels_are_right_in_every_layout(name: str, layout: str) -> None:
     assert {c.output for c in result.checked} == {"mean", "rstd", "y", "dx", "dw", "db"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", ["contiguous", "channels_last"])
 @pytest.mark.parametrize("channels", CHANNEL_COUNTS)
 @pytest.mark.parametrize("groups", GROUP_COUNTS)
@@ -53,6 +54,7 @@ def test_our_kernels_are_right_for_any_groups(groups: str, channels: str, layout
     assert not result_of(OURS["triton_silu"], M=3, N=45, **own).failed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("own", [*TORCH, *OURS.values()], ids=lambda own: str(own.name))
 def test_without_samples_weight_or_bias(own: Implementation) -> None:
     assert not result_of(own, M=0).failed

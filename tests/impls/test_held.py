@@ -149,6 +149,7 @@ def test_every_output_against_fp64(how: str, kind: str, M: int, N: int) -> None:
         assert_close(name, made[name], expected[name])
 
 
+@pytest.mark.slow
 @parametrize(("how", "S"), [(how, S) for how in HOLDS for S in (16, 37)], inner=4)
 @pytest.mark.parametrize(("centered", "summed"), [(False, False), (True, True)])
 @pytest.mark.usefixtures("on_cpu")

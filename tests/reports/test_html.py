@@ -112,6 +112,7 @@ def test_another_page_is_no_report(tmp_path: Path, text: str, said: str) -> None
         json_reader.read(str(tmp_path / "other.html"))
 
 
+@pytest.mark.slow
 def test_an_edited_report_is_drawn_as_far_as_it_goes() -> None:
     """Axes without values, and a map whose rows have other lengths, are what no run of ours writes."""
     odd = replace(finding(), where=replace(finding().where, ratios=((1.0, 2.0), ())))  # type: ignore[type-var]
