@@ -28,6 +28,7 @@ from normcheck.gate import configurations, sweep
 from normcheck.gate.configurations import InTurn, Tried, are_tried, cases_for, each_configuration, unjudged
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.impls.kernels.configurations import Configuration, parts
+from normcheck.planner.planner import Planner
 from normcheck.runner.session import session_of
 from tests.command_line import Cli
 from tests.quality import configuration_kernels as kernels
@@ -211,21 +212,14 @@ def test_a_first_case_that_takes_long_on_a_gpu_is_the_only_one_that_tunes(
 @pytest.mark.slow
 @pytest.mark.usefixtures("unshrunk")
 def test_a_configuration_that_is_wrong_in_its_turn_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The second of two, each of which takes 0.4 s for a new N, so that building is dear."""
-    built: set[tuple[int, int]] = set()
-
-    def build(given: dict[str, Any]) -> None:
-        key = given["N"], given["BLOCK"]
-        time.sleep(0.4 * (key not in built))
-        built.add(key)
-
-    right, wrong = kernels.forward_config(64), kernels.forward_config(32, TAIL=False)
-    right.pre_hook = wrong.pre_hook = build
-    cell = cell_of(replace(kernels.kernel("mine", [right, wrong]), backward=_no_gradients))
+    """The second of two; building is taken for dear from the first case on, so that no clock says which cases run."""
+    kernel = kernels.kernel("mine", [kernels.forward_config(64), kernels.forward_config(32, TAIL=False)])
+    cell = cell_of(replace(kernel, backward=_no_gradients))
+    monkeypatch.setattr(Planner, "is_priced", True)
     monkeypatch.setattr(sweep, "each_configuration", lambda *_: Tried())
     plan = plan_of(cell, configs="")
-    profile = replace(plan.profile, core_seconds=6.0, max_examples=60)
-    found = sweep.run_cell(cell, replace(plan, profile=profile), lambda *_: None).failure
+    plan = replace(plan, profile=replace(plan.profile, max_examples=60))
+    found = sweep.run_cell(cell, plan, lambda *_: None).failure
     assert found is not None and found.configuration.startswith("_forward:1 (BLOCK: 32")
     assert f"repro mine.py --configs _forward:1 '{found.case}'" in found.reproduce
 
