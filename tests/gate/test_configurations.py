@@ -8,7 +8,6 @@ import shlex
 import subprocess
 import sys
 import textwrap
-import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
