@@ -305,6 +305,11 @@ def _judged(
 def _probed(running: InFlight, result: Result, saved: Reference, second: Started | None, *, rows: bool) -> Probed:
     fits = dict.fromkeys(plainest(each, running.case) for each in result.conventions or ())
     models = [with_convention(running.model, each) for each in fits] or [result.model]
+
+    def wrong_values(inputs: Inputs, seen: Seen) -> list[str]:
+        was_right = seen is result.seen and inputs is running.pristine and not result.failed
+        return [] if was_right else _wrong_values(running, models, inputs, seen)
+
     return probe(
         Subject(
             running.implementation,
@@ -314,7 +319,7 @@ def _probed(running: InFlight, result: Result, saved: Reference, second: Started
             running.given,
             result.seen,
             saved.bits,
-            lambda inputs, seen: _wrong_values(running, models, inputs, seen),
+            wrong_values,
             second or running.second(),
         ),
         rows=rows,

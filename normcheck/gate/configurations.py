@@ -14,7 +14,7 @@ from zlib import crc32
 from normcheck.cases.beyond import telling
 from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims
-from normcheck.checks.ask import UNPROBED
+from normcheck.checks.ask import UNPROBED, Ask
 from normcheck.checks.attempt import run_case, timed_out
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -174,10 +174,11 @@ def _are_owed(plan: Plan) -> bool:
     return plan.configs == "all" or plan.profile.name in ("ci", "deep")
 
 
-def each_configuration(cell: Cell, plan: Plan, ran: Sequence[Case], used: float) -> Tried:
+def each_configuration(cell: Cell, plan: Plan, ran: Sequence[Case], used: float, ask: Ask = UNPROBED) -> Tried:
     """Judge each configuration, until one is wrong: that one the session keeps asking for.
 
-    ``ran``: packed cases that are right; ``used``: the seconds that the cell has taken so far.
+    ``ran``: packed cases that are right; ``used``: the seconds that the cell has taken so far; ``ask``: of what is
+    known of the kernel.
     """
     most = plan.profile.dear.most_gpu_seconds if _are_owed(plan) else max(_MOST[0], _MOST[1] * used)
     end = time.perf_counter() + (math.inf if plan.configs == "all" else most)
@@ -191,10 +192,10 @@ def each_configuration(cell: Cell, plan: Plan, ran: Sequence[Case], used: float)
     while upcoming is not None:
         number, case = upcoming
         session.configure(str(number))
-        result = run_surely(cell, case, plan, UNPROBED)
+        result = run_surely(cell, case, plan, ask)
         judged.note(number, case, session.configurations, failed=result.failed)
         if result.failed:
-            failed, wrong = _by_itself(cell, plan, result, number, judged.of(number))
+            failed, wrong = _by_itself(cell, plan, result, number, judged.of(number), ask)
             return Tried(judged.so_far("one is wrong"), failed, wrong)
         upcoming = judged.next()
         if upcoming is not None and time.perf_counter() > end:
@@ -204,12 +205,14 @@ def each_configuration(cell: Cell, plan: Plan, ran: Sequence[Case], used: float)
     return Tried(judged.so_far())
 
 
-def _by_itself(cell: Cell, plan: Plan, failed: Result, number: int, own: Sequence[Configuration]) -> tuple[Result, str]:
+def _by_itself(
+    cell: Cell, plan: Plan, failed: Result, number: int, own: Sequence[Configuration], ask: Ask = UNPROBED
+) -> tuple[Result, str]:
     """The failed case, and what it takes: nothing, the configuration of one tuner, or those of all; it stays so.
 
     ``own``: those of this number.
     """
-    session, run = session_of(cell.implementation), partial(run_case, cell, failed.case, plan, UNPROBED)
+    session, run = session_of(cell.implementation), partial(run_case, cell, failed.case, plan, ask)
     alone = [] if timed_out(failed) else [("", ""), *((each.name, each.text) for each in own)]
     for name, text in alone:
         session.configure(name)

@@ -183,15 +183,15 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Plan
             return failed
         found = [failed]
     in_turn.ask("")
-    found = found or _first_again(cell, plan, tally)
+    found, known = found or _first_again(cell, plan, tally), Ask(Depth.OFF, conventions=tally.conventions)
     if not found and are_tried(cell, plan):
-        tried = each_configuration(cell, plan, tally.plain, time.perf_counter() - start)
+        tried = each_configuration(cell, plan, tally.plain, time.perf_counter() - start, known)
         tally.configurations, tally.wrong = tried.configured, tried.wrong
         if tried.failed is not None:
             return tried.failed
     if not found and plan.contexts and plan.shard[0] == 1:
         used = time.perf_counter() - start
-        found, tally.contexts = failing_in_context(cell, plan, tally.plain, used)
+        found, tally.contexts = failing_in_context(cell, plan, tally.plain, used, known)
         if not found:
             looked = what_ran(cell, plan, tally.plain, time.perf_counter() - start)
             tally.ran = looked.ran
