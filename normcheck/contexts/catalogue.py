@@ -9,23 +9,27 @@ from dataclasses import dataclass
 class Context:
     """``summary``: what is done; ``devices``: on which kernels it can be tried.
 
-    ``one_weight``: both inputs of the context have the same weight and bias. ``told``: what is wrong is a note unless
+    ``one_weight``: both inputs of the context have the same weight and bias; ``unused_sum``: the second has no gradient
+    of residual_out. ``told``: what is wrong is a note unless
     somebody asks for the context. ``anew``: torch.compile compiles a function for it anew. ``seconds``: after which a
     kernel is taken to hang, if that is less than what a case may take; 0 for no limit of its own. ``filling``: it takes
     a case that has work for several threads. ``asked_for``: it is tried only if somebody asks for it.
-    ``by_size``: it takes a case of each class of sizes, and tells what ran.
+    ``by_size``: it takes a case of each class of sizes, and tells what ran. ``decoding``: it takes cases of one row and
+    of few long ones too.
     """
 
     name: str
     summary: str
     devices: tuple[str, ...] = ("cpu", "cuda")
     one_weight: bool = False
+    unused_sum: bool = False
     told: bool = False
     anew: bool = False
     seconds: float = 0.0
     filling: bool = False
     asked_for: bool = False
     by_size: bool = False
+    decoding: bool = False
 
 
 PROFILER = "profiler"
@@ -38,11 +42,17 @@ CONTEXTS = {
             "inference",
             "forward under torch.no_grad(), torch.inference_mode() and with no input that wants a gradient",
             anew=True,
+            decoding=True,
         ),
-        Context("frozen", "gradients wanted of one input alone, as with a frozen weight", anew=True),
+        Context(
+            "frozen",
+            "gradients of some inputs, as with a frozen weight; after an optimizer's step; residual_out unused",
+            anew=True,
+            unused_sum=True,
+        ),
         Context(
             "again",
-            "backward twice through one graph; two micro-batches; a result looked at after twelve further calls",
+            "backward twice through one graph; two micro-batches; a result, and a backward, after many further calls",
             one_weight=True,
         ),
         Context("thread", "two threads at once, ten times, with different inputs of one shape", seconds=30.0),

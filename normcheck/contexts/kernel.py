@@ -71,6 +71,10 @@ class Kernel(Protocol):
         """The regular expression that the name of one of its kernels must have; "" for any."""
         ...
 
+    def is_compiled(self) -> bool:
+        """Whether torch.compile has compiled something in its process."""
+        ...
+
     def built(self) -> int:
         """How many kernels have been compiled or tuned in its process so far, as far as that is known."""
         ...

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +14,7 @@ from normcheck.cases.inputs import Inputs
 from normcheck.contexts.kernel import Kernel, Prevented, Step, both, copied
 from normcheck.errors import Broken
 
-_FURTHER_CALLS = 12
+_FURTHER_CALLS = 17  # one more than a ring of buffers has, most likely
 _LATE_SECONDS = 0.05
 
 
@@ -51,19 +52,36 @@ def _set_back() -> list[str]:
     return changed
 
 
+@contextmanager
+def _default_mode() -> Iterator[None]:
+    was = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+    torch._C._set_deterministic_algorithms(False)
+    try:
+        yield
+    finally:
+        torch._C._set_deterministic_algorithms(was[0], warn_only=was[1])
+
+
 def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
-    """torch's state, and a result looked at again; two micro-batches; a second backward. ``second`` has the weight and
-    bias of ``first``.
+    """torch's state; a result looked at again, and a backward, after further calls; torch's deterministic mode off, in
+    which a kernel runs everywhere else; two micro-batches; a second backward. ``second`` has the weight and bias of
+    ``first``.
 
     A second backward that raises is loud, and no wrong result: then it could not be tried. So it comes last.
     """
     kept, begun = both(kernel, copied(first)), time.perf_counter()  # the inputs are freed by now
+    early = kernel.forward(copied(first))  # as the first layer of a model
     for _ in range(_FURTHER_CALLS):
         both(kernel, copied(second))
     time.sleep(max(0.0, _LATE_SECONDS - (time.perf_counter() - begun)))
     if changed := _set_back():
         raise Broken("exception", "", f"after its calls {'; '.join(changed)} before the first one")
     yield Step(f"when it is looked at again after {_FURTHER_CALLS} further calls", (0,), kept)
+    yield Step(f"in a backward after {_FURTHER_CALLS} further calls", (0,), kernel.backward(early))
+    if not kernel.is_compiled():  # it would be compiled anew
+        with _default_mode():
+            found = both(kernel, copied(first))
+        yield Step("with torch's deterministic mode off, as it is by default", (0,), found, exact=False)
     if not kernel.by_autograd:
         return
     added = kernel.accumulated((copied(first), copied(second)))

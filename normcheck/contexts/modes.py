@@ -7,12 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from normcheck.cases import guard_bands
 from normcheck.cases.inputs import GRADIENT_OF, Inputs
+from normcheck.cases.tensor_names import RESIDUAL_OUT
 from normcheck.contexts.kernel import Kernel, NotTried, Step, both, copied, fill
 from normcheck.errors import Broken
 
@@ -54,18 +56,34 @@ def _called(
 
 
 def frozen(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
-    """Gradients of one input alone, and of all but the parameters."""
+    """Gradients of one input alone, of all but one, and of all but the parameters; of all, after an optimizer's step
+    has written to the tensors of a call before, and if nobody uses the sum that is returned beside y, as in the last
+    layer: of that ``second`` has no gradient.
+
+    What torch.compile has compiled it compiles anew for each: then all but one are not asked for.
+    """
     names = tuple(first.leaves)
     if not kernel.by_autograd:
         raise NotTried("its backward is a function of its own, and not asked for some gradients only")
     if len(names) < 2:
         raise NotTried("one input alone has a gradient")
     of_data = tuple(name for name in names if name not in _PARAMETERS)
-    for wanted in dict.fromkeys([of_data, *((name,) for name in names)]):
+    others = [tuple(each for each in names if each != name) for name in names] if not kernel.is_compiled() else []
+    for wanted in dict.fromkeys([of_data, *((name,) for name in names), *others]):
         called = kernel.forward(copied(first), wanted=wanted)
         inputs = " and ".join(GRADIENT_OF[name] for name in wanted)
         words = f"with a gradient wanted of {inputs} alone"
         yield Step(words, (0,), {**called.outputs, **kernel.backward(called)}, wanted, exact=False)
+    trained = kernel.forward(copied(first)).inputs
+    with torch.no_grad():
+        fill(trained, second)
+    words = "after an optimizer's step has written to the tensors of the call before"
+    yield Step(words, (1,), both(kernel, trained), names, exact=False)
+    if second.dresidual_out is not None:
+        called = kernel.forward(copied(second))
+        unused = replace(called, inputs=replace(called.inputs, dresidual_out=None))
+        words = f"with no gradient of {RESIDUAL_OUT}, as in the last layer"
+        yield Step(words, (1,), {**called.outputs, **kernel.backward(unused)}, names, exact=False)
 
 
 def autocast(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:

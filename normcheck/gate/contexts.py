@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from normcheck.cases.case import NO_WEIGHT, Case
-from normcheck.checks.ask import UNPROBED
+from normcheck.checks.ask import UNPROBED, Ask
 from normcheck.checks.attempt import run_case
 from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
@@ -36,11 +36,12 @@ _MANY_ROWS = {"cpu": _ROWS, "cuda": range(2048, 1 << 15)}
 
 
 def failing_in_context(
-    cell: Cell, plan: Plan, ran: Sequence[Case], used: float
+    cell: Cell, plan: Plan, ran: Sequence[Case], used: float, ask: Ask = UNPROBED
 ) -> tuple[list[Result], dict[str, InContext]]:
     """The first case that is wrong in a context, in a list, or none; and how the cell did in each of the contexts.
 
-    ``ran``: cases that are right in eager mode; ``used``: the seconds that the cell has taken so far.
+    ``ran``: cases that are right in eager mode; ``used``: the seconds that the cell has taken so far; ``ask``: of what
+    is known of the kernel.
     """
     spent, found = {True: 0.0, False: 0.0}, dict[str, InContext]()
     for name, case in _trials(cell, plan, ran):
@@ -53,7 +54,7 @@ def failing_in_context(
             found.setdefault(name, InContext(status=NOT_TRIED, why=f"no time was left; --context {name} tries it"))
             continue
         begun = time.perf_counter()
-        result = run_case(cell, case, replace(plan, within=(name,)), UNPROBED)
+        result = run_case(cell, case, replace(plan, within=(name,)), ask)
         spent[anew] += time.perf_counter() - begun
         if result.failed:
             found.update(result.contexts)
@@ -96,14 +97,23 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, 
         return
     ragged, even, filling = chosen(ran, plan.device)
     ragged = replace(ragged, rows="normal")  # in the dw of a blend of many rows zeros may pass
-    for number in range(3):
+    few = _few_rows(ran)
+    filling = filling if plan.device == "cuda" else replace(filling, rows="normal")
+    for number in range(3 + len(few)):
         for name in dict.fromkeys((*plan.contexts, *held_to(cell, plan))):
             if CONTEXTS[name].by_size:
                 continue
             every = (ragged, filling, even) if plan.device == "cuda" else (ragged, even)
-            cases = (filling,) if CONTEXTS[name].filling else every
+            cases = (filling,) if CONTEXTS[name].filling else (*every, *(few if CONTEXTS[name].decoding else ()))
             if number < len(cases) and cases[number] not in cases[:number]:
                 yield name, cases[number]
+
+
+def _few_rows(ran: Sequence[Case]) -> tuple[Case, ...]:
+    """Of cases that have run, the smallest of one row of some hundred columns, and of a few rows of thousands."""
+    kinds = ((range(1, 2), 512), (range(2, 9), 8192))
+    found = ([case for case in ran if case.M in rows and n <= case.N] for rows, n in kinds)
+    return tuple(_blended(min(own, key=lambda case: case.M * case.N)) for own in found if own)
 
 
 def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
@@ -115,8 +125,10 @@ def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
 
     def badness(case: Case, elements: tuple[int, int], rows: range, *, ragged: bool = False) -> tuple[float, ...]:
         misses = case.N % 2 == 0 if ragged else case.N % 64 != 0
+        if elements == _FILLING["cpu"]:
+            misses = case.M % 2 == 0  # several threads leave a rest of an odd number
         bare, cast = case.weights == NO_WEIGHT, case.weight_dtype == "same"  # in fp32 a weight is its own cast
-        other = cast == ragged, case.bias != ragged
+        other = case.bias != ragged, cast == ragged
         return (_outside(case, elements), bare, case.M not in rows, misses, *other, case.M * case.N)
 
     ragged = min(ran, key=lambda case: badness(case, _SMALL, _FEW_ROWS, ragged=True))

@@ -191,11 +191,12 @@ def model(implementation: Implementation, case: Case) -> Mapping[str, Any]:
 def differentiable(inputs: Inputs, wanted: Collection[str] | None = None) -> Inputs:
     """The same inputs as leaves of autograd's graph, for an implementation without its own backward.
 
-    ``wanted``: the names of the gradients that are wanted; None for all. An input of which none is wanted stays the
-    very object, as a parameter does: what a kernel keeps with it is then found when its values have changed.
+    ``wanted``: the names of the gradients that are wanted; None for all. An input of which none is wanted, or which is
+    such a leaf, stays the very object, as a parameter does: what a kernel keeps with it is then found when its values
+    have changed.
     """
     leaves = {
-        GRADIENT_OF[name]: tensor.detach().requires_grad_()
+        GRADIENT_OF[name]: tensor if tensor.requires_grad else tensor.detach().requires_grad_()
         for name, tensor in inputs.leaves.items()
         if wanted is None or name in wanted
     }

@@ -46,6 +46,10 @@ class Calls:
         """See ``Kernel``."""
         return self._implementation.expects_kernel
 
+    def is_compiled(self) -> bool:
+        """See ``Kernel``."""
+        return compiled.graphs() > 0
+
     def built(self) -> int:
         """See ``Kernel``."""
         return compiled.built()

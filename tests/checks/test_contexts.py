@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from threading import current_thread, main_thread
+from typing import Any
 
 import pytest
 import torch
@@ -18,11 +19,14 @@ from normcheck.cases.ops import OPS
 from normcheck.checks import attempt
 from normcheck.contexts.catalogue import CONTEXTS, contexts_on
 from normcheck.errors import UsageError
-from normcheck.impls.kernels import interpreted
+from normcheck.impls.kernels import interpreted, interpreter
 from normcheck.result import CONTEXT, Verdict
 from normcheck.runner import compiled
 from tests.command_line import Cli, KernelFile
 from tests.quality import context_kernels as kernels
+
+if not torch.cuda.is_available():
+    interpreter.enable()  # before torch.compile imports triton
 
 FILE = kernels.__file__
 CASE = "rmsnorm fp32 M=40 N=33 eps=1e-05 rows=blend dy=normal layout=contiguous seed=3 bias=none"
@@ -165,6 +169,76 @@ def test_a_missing_gradient_of_a_frozen_input_is_found() -> None:
 
     found = judged(nothing_frozen, "frozen").failure
     assert found is not None and "dx is missing with a gradient wanted of x alone" in found.message
+
+
+class FrozenBias(torch.autograd.Function):
+    """Wrong: without a gradient of the bias alone it sums over x in place of xhat."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, weight, bias)
+        ctx.eps = eps
+        return torch.nn.functional.layer_norm(x, x.shape[-1:], weight, bias, eps)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, ...]:
+        leaves = [tensor.detach().requires_grad_() for tensor in ctx.saved_tensors]
+        with torch.enable_grad():
+            y = torch.nn.functional.layer_norm(leaves[0], dy.shape[-1:], leaves[1], leaves[2], ctx.eps)
+        dx, dw, db = torch.autograd.grad(y, leaves, dy)
+        if ctx.needs_input_grad[:3] == (True, True, False):
+            dw = (dy * ctx.saved_tensors[0]).sum(0)
+        return dx, dw, db, None
+
+
+def test_a_fault_that_shows_if_one_of_three_gradients_is_not_wanted_is_found() -> None:
+    def layernorm(x: Tensor, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+        return FrozenBias.apply(x, weight, bias, eps)  # type: ignore[no-any-return, no-untyped-call]
+
+    line = "layernorm fp32 M=40 N=33 eps=1e-05 rows=shifted dy=normal layout=contiguous seed=3"
+    assert judged(layernorm, op="layernorm", case=line).status == "pass"
+    found = judged(layernorm, "frozen", op="layernorm", case=line).failure
+    assert found is not None and "dw is outside its bound with a gradient wanted of x and weight" in found.message
+
+
+class LastLayer(torch.autograd.Function):
+    """Right, and wrong in the subclass: if nobody uses the sum, there is no gradient of it."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        total = x + residual
+        y, rstd = kernels.plain(total, weight, eps)
+        ctx.save_for_backward(total, weight, rstd)
+        ctx.set_materialize_grads(False)
+        return y, total
+
+    @classmethod
+    def without(cls, dx: Tensor) -> Tensor:
+        return dx
+
+    @classmethod
+    def backward(cls, ctx: Any, dy: Tensor, dsum: Tensor | None) -> tuple[Tensor | None, ...]:
+        dx, dw = kernels.gradients(dy, *ctx.saved_tensors)
+        dx = cls.without(dx) if dsum is None else dx + dsum
+        return dx, dx, dw, None
+
+
+class LosesLastLayer(LastLayer):
+    @classmethod
+    def without(cls, dx: Tensor) -> Tensor:
+        return torch.zeros_like(dx)
+
+
+@pytest.mark.parametrize(("of", "is_found"), [(LastLayer, False), (LosesLastLayer, True)])
+def test_a_sum_that_nobody_uses_has_no_gradient(of: type[LastLayer], is_found: bool) -> None:
+    def fused_add_rmsnorm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        return of.apply(x, residual, weight, eps)  # type: ignore[no-any-return, no-untyped-call]
+
+    line = "fused_add_rmsnorm fp32 M=40 N=33 eps=1e-05 rows=shifted dy=normal layout=contiguous seed=3 bias=none"
+    verdict = judged(fused_add_rmsnorm, "frozen", op="fused_add_rmsnorm", case=line)
+    assert (verdict.failure is not None) == is_found, verdict.detail
+    if verdict.failure is not None:
+        assert "with no gradient of residual_out, as in the last layer" in verdict.failure.message
 
 
 def test_the_picture_shows_where_the_bits_differ() -> None:

@@ -151,6 +151,9 @@ class Scaled:
             self.gpu.launch(lambda: dx.copy_(inputs.dy * inputs.weight))
         return {"dx": dx}
 
+    def is_compiled(self) -> bool:
+        return False
+
     def built(self) -> int:
         return self.was_built
 

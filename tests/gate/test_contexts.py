@@ -18,9 +18,13 @@ from normcheck.contexts.catalogue import CONTEXTS, contexts_on
 from normcheck.gate import contexts
 from normcheck.gate.contexts import chosen, failing_in_context
 from normcheck.gate.plan import PROFILES, Plan
+from normcheck.impls.kernels import interpreter
 from normcheck.runner.session import LocalSession, session_of
 from tests.command_line import Cli
 from tests.quality import context_kernels as kernels
+
+if not torch.cuda.is_available():
+    interpreter.enable()  # before torch.compile imports triton
 
 LINE = "rmsnorm fp16 M={m} N={n} eps=1e-05 rows=tail dy=small layout=contiguous seed=1"
 
@@ -115,6 +119,13 @@ def test_a_case_that_the_kernel_refuses_is_not_tried_and_says_so() -> None:
         failed, found = failing_in_context(cell, plan, ran, used=1.0)
     assert not failed
     assert found == dict.fromkeys(plan.contexts, InContext(status="not tried", why="its rows are too large"))
+
+
+def test_the_first_case_of_a_context_has_a_bias_if_any_has() -> None:
+    """One of three gradients may be frozen; a weight in fp32 tells less."""
+    lines = [LINE.format(m=9, n=33) + more for more in (" weight_dtype=fp32 bias=none", "", " bias=none")]
+    ragged, even, _ = contexts.chosen([parsed(line.replace("rmsnorm", "layernorm")) for line in lines], "cpu")
+    assert ragged.bias and not even.bias
 
 
 class FrozenInput(kernels.Right):
