@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from itertools import islice, product
 from typing import Any
 
 from normcheck.cases.axes import CLIPS, EPS, MODEL_POWERS, MODEL_SIZES
@@ -16,13 +16,16 @@ from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import weight_kinds
 from normcheck.cases.goals import Extent
-from normcheck.cases.layouts import HEADS
+from normcheck.cases.layouts import CHANNELS_LAST, HEADS
+from normcheck.cases.split import GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS
 
 LARGE = {
-    "cpu": ((4096, 128), (4096, 768), (8192, 64), (64, 8192), (65537, 8), (1151, 8192)),
+    "cpu": (
+        (4096, 128), (517, 1033), (4096, 768), (8192, 64), (64, 8192), (65537, 8), (131, 8200), (1151, 8192),
+    ),
     "cuda": (
-        (4096, 128), (4096, 768), (8192, 64), (64, 8192), (1151, 8192), (8192, 2048), (32768, 256), (32768, 1024),
-        (32768, 4096), (4096, 65536), (131073, 64), (8192, 8192),
+        (4096, 128), (517, 1033), (4096, 768), (8192, 64), (64, 8192), (131, 8200), (1151, 8192), (8192, 2048),
+        (32768, 256), (32768, 1024), (32768, 4096), (4096, 65536), (131073, 64), (8192, 8192),
     ),
 }  # fmt: skip
 """Shapes (M, N) that the sources name, and shapes with long sums, many rows or wide rows, by device."""
@@ -42,6 +45,23 @@ HUGE_N = 4096
 _FULL_BLOCKS = 64
 """A multiple of the rows that a program takes at a time, in most kernels; the M of a core are seldom even."""
 
+_ROWS_BETWEEN = (
+    (41, 47, 55, 61), (82, 94, 110, 122), (166, 183, 194), (611, 755, 903), (2491, 3001, 3117), (4099, 4111, 4129),
+)  # fmt: skip
+"""M of octaves of which a core has few cases, one of each is taken. In fp32 m * (1 / m) is less than 1 for m = 41, 47,
+55, 61, 83 or 97, which are samples of these."""
+
+_BETWEEN_N = 64  # most kernels have compiled it by then
+
+_FOUR_SAMPLES = 736
+"""Rows of four samples: those of a core are a prime number, or have a prime number of rows each."""
+
+HEADS_OF_MODELS = ((64, 30, 3), (128, 36, 4), (64, 36, 2))
+"""Columns of a head, heads, and those of k, as models have them: 8, 7 or 16 of q share one of k."""
+
+SPLITS = ((320, 32, 16), (128, 32, 64), (512, 16, 9), (64, 8, 49), (256, 4, 25), (96, 6, 16), (48, 16, 21))
+"""Channels, groups and elements of a channel, as models have them: several groups of several channels."""
+
 _WITHOUT_WEIGHT = 0.25
 """The share of cases without a weight, of an implementation that takes both."""
 
@@ -56,13 +76,37 @@ def telling(claims: Claims, seed: int) -> tuple[Case, ...]:
 
 def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
     """Two rows of each N of models, in an order by ``seed``, then so many of each of MODEL_POWERS that every block of
-    rows is full; none if the implementation declares its shapes.
+    rows is full, and the SPLITS or HEADS_OF_MODELS of an op that has groups or heads; none if the implementation
+    declares its shapes.
     """
     order = random.Random(seed)
     for m, every in () if claims.shapes else ((2, (*MODEL_SIZES, *MODEL_POWERS)), (_FULL_BLOCKS, MODEL_POWERS)):
         sizes = [n for n in every if _admitted(claims, m, n)]
         for n in order.sample(sizes, len(sizes)):
             yield _drawn(claims, order, m, n, rows=order.choice(("tail", "shifted", "normal")))
+    split_anew = claims.op.grouped and claims.groups == GROUP_COUNTS and not claims.shapes
+    layouts = [own for own in (claims.layouts[0], CHANNELS_LAST) if own in claims.values("layout")]
+    for layout, (channels, groups, length) in product(dict.fromkeys(layouts), SPLITS) if split_anew else ():
+        if _admitted(claims, 3, channels * length):
+            split = {"channels": str(channels), "groups": str(groups), "layout": layout}
+            yield _drawn(claims, order, 3, channels * length, rows="shifted", **split)
+    own_heads = claims.op.rotary and claims.own["head"] == HEAD_COLUMNS and claims.own["kv_heads"] == KV_HEADS
+    for head, count, of_k in HEADS_OF_MODELS if own_heads and not claims.shapes else ():
+        if _admitted(claims, 10, head * count):
+            yield _drawn(claims, order, 10, head * count, rows="shifted", head=str(head), kv_heads=str(of_k))
+
+
+def rows_between(claims: Claims, seed: int) -> Iterator[Case]:
+    """A case of each of _ROWS_BETWEEN: a block of 32 rows may have a path of its own, which a core hardly meets. Of a
+    modulated op also four samples.
+    """
+    order = random.Random(seed + 4)
+    sizes = [(order.choice(several), "few") for several in _ROWS_BETWEEN]
+    for m, samples in () if claims.shapes else (*sizes, *[(_FOUR_SAMPLES, "4")] * claims.op.modulated):
+        if _admitted(claims, m, _BETWEEN_N):
+            plain = {axis: own[0] for axis, own in claims.own.items()} | {"weights": weight_kinds(claims.op)[0]}
+            plain |= {"samples": samples} if claims.op.modulated else {}
+            yield _drawn(claims, order, m, _BETWEEN_N, rows="shifted", dy="normal", eps=1e-5, **plain)
 
 
 def of_size(claims: Claims, axis: str, size: int, seed: int) -> Iterator[Case]:

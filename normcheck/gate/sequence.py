@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, of_size
+from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, of_size, rows_between
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
@@ -143,6 +143,8 @@ class Sequence:
                 yield case, False
         for case in model_sizes(claims, self._seed):
             yield case, False
+        for case in rows_between(claims, self._seed):
+            yield case, not case.small
         if on_gpu and profile.powers:
             for case in extreme(claims, self._seed):
                 yield case, True

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 
 from normcheck.cases.axes import (
@@ -22,7 +23,7 @@ from normcheck.cases.axes import (
     octave_of,
     row_class,
 )
-from normcheck.cases.beyond import far_apart, large, model_sizes
+from normcheck.cases.beyond import far_apart, large, model_sizes, rows_between
 from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims, claims_of, unclaimed
 from normcheck.cases.core import at_most, core, drawn
@@ -128,6 +129,37 @@ def test_two_rows_and_full_blocks_of_rows_are_asked_at_the_columns_of_models() -
     sizes = {(case.M, case.N) for case in model_sizes(claims("rmsnorm"), 3)}
     assert sizes >= {(m, n) for m in (2, 64) for n in (256, 512, 1024, 2048, 4096, 8192)}
     assert not list(model_sizes(claims("rmsnorm", shapes=((2, 512),)), 3))
+
+
+BETWEEN: dict[str, Callable[[Case], bool]] = {
+    "one block of 32 rows and no loop": lambda case: 32 < case.M < 64,
+    "of 128": lambda case: 128 < case.M < 256,
+    "of 512": lambda case: 512 < case.M < 1024,
+    "of 2048": lambda case: 2048 < case.M < 4096,
+    "32 groups": lambda case: case.split.groups == 32 and case.split.channels > 64,
+    "four channels in each of four groups": lambda case: case.split.groups % 4 == 0 == case.split.channels % 16,
+    "groups of pairs of channels": lambda case: case.split.channels // case.split.groups in (10, 16),
+    "ten channels, last": lambda case: case.split == (32, 320, 16) and case.layout == "channels_last",
+    "the third of four samples": lambda case: case.batch == 4 and case.M // case.batch % 8 == 0,
+    "eight heads of q for each of k": lambda case: case.of_heads.k > 1 and case.of_heads.q == 8 * case.of_heads.k,
+    "a sample by a product": lambda case: case.batch > 1 and _is_rounded_down(case.M // case.batch),
+}
+"""Kernels that were wrong for such cases passed on a CPU."""
+
+
+def _is_rounded_down(m: int) -> bool:
+    return bool(np.float32(m) * (np.float32(1) / np.float32(m)) < 1)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_of_every_block_and_groups_of_models_are_asked_after_the_core(seed: int) -> None:
+    """Their data hide nothing."""
+    for name, shows in BETWEEN.items():
+        words = {"groups": "groupnorm", "channels": "groupnorm", "heads": "qk_norm_rope"}
+        declared = claims(next((op for word, op in words.items() if word in name), "layernorm_modulate"))
+        after = [*model_sizes(declared, seed), *rows_between(declared, seed)]
+        assert any(shows(case) for case in after if case.rows in ("shifted", "normal")), name
+    assert not list(rows_between(claims("rmsnorm", shapes=((2, 512),)), seed))
 
 
 def test_no_height_is_asked_for_that_no_width_leaves_room_for() -> None:
