@@ -52,6 +52,7 @@ def test_extreme_sizes_are_at_the_ends() -> None:
     assert all(case.N != 72 for case in extreme(claims().without("N", 72), 0))
 
 
+@pytest.mark.slow
 def test_rows_past_the_65535_that_a_grid_has_are_asked_for_on_a_cpu() -> None:
     def right(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, eps: float) -> torch.Tensor:
         wide = x.float()

@@ -193,6 +193,7 @@ def test_declared_shapes_have_heads_of_their_own_sizes() -> None:
     assert found == {(24, 80), (7, 96)}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("only", [(), (HEADS,)])
 def test_what_is_drawn_near_heads_has_a_size_of_heads(only: tuple[str, ...]) -> None:
     drawn: list[Case] = []

@@ -63,6 +63,7 @@ def several(case: Case) -> bool:
     return case.layout == "samples_strided" and 1 < case.batch < case.M
 
 
+@pytest.mark.slow
 def test_tokens_that_were_cut_off_longer_samples() -> None:
     op = "layernorm_modulate"
     assert not first(cell_of(modulated, op), several).failed

@@ -72,6 +72,7 @@ def test_a_fault_of_any_layout_is_found_among_heads(id: str, kind: str) -> None:
     assert kind in {problem.kind for problem in result.problems}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("m", [0, 1, 7, 24, 600])
 def test_the_judge_finds_the_same_as_of_packed_rows(m: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Also if a block begins or ends within a token."""

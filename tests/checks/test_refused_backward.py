@@ -58,6 +58,7 @@ def checked(implementation: Implementation) -> Verdict:
     return cell
 
 
+@pytest.mark.slow
 def test_always_refused_is_no_finding_but_is_said_and_does_not_conform() -> None:
     implementation = refusing(lambda call, x: True)
     cell = checked(implementation)

@@ -111,6 +111,7 @@ def test_autograd_may_round_the_gradient_of_the_stored_sum_alone(rows: str) -> N
     assert result_of(mine(forgotten, "fused_add_rmsnorm"), rows=rows).failed
 
 
+@pytest.mark.slow
 def test_batches_of_256_rows_in_another_order() -> None:
     def by(parts: Any) -> Implementation:
         def forward(x: Tensor, weight: Tensor, bias: None, *, eps: float, **_: Any) -> dict[str, Tensor]:
@@ -128,6 +129,7 @@ def test_batches_of_256_rows_in_another_order() -> None:
     assert "among 257 rows than" in problem.message
 
 
+@pytest.mark.slow
 @parametrize("dtype", ["fp16", "bf16", "fp32"], inner=1)
 @pytest.mark.parametrize("columns", [600, 1024])
 def test_a_variance_in_one_pass_in_long_rows(dtype: str, columns: int) -> None:

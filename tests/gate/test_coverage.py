@@ -269,6 +269,7 @@ def test_dear_columns_are_no_compiling_and_the_limit_holds() -> None:
     assert core.prices.spent < 1.3 * QUICK.core_seconds
 
 
+@pytest.mark.slow
 def test_few_examples_are_thin() -> None:
     verdict, _ = verdict_of(rmsnorm, profile=replace(QUICK, max_examples=20))
     assert (verdict.status, verdict.cases) == ("thin", 20)
