@@ -98,7 +98,6 @@ class Client:
         """Begin a case: its requests together may take ``seconds``; ``before`` becomes the worker's earlier cases.
 
         The first request of each kind, which may compile, may take ``first_calls`` times as long.
-
         A huge case that needs more device memory than is shared has memory and a worker of its own, until ``finish``.
         """
         self._seconds = self._seconds_left = seconds
@@ -151,10 +150,8 @@ class Client:
         self._give_up()
         worker = self._running()
         if space is not None:
-            message |= {
-                **self._memory.where(space),
-                "region": _region(worker, space, message) if self._device == "cpu" else None,
-            }
+            region = _region(worker, space, message) if self._device == "cpu" else None
+            message |= {**self._memory.where(space), "region": region}
         if self.asked:
             message |= {"configuration": self.asked}
         self._unanswered = str(message["do"])

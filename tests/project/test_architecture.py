@@ -120,3 +120,17 @@ def test_every_complaint_says_what_was_expected() -> None:
                 if re.search(r"[a-z]{2} [a-z]{2}", words) and "expected" not in said.lower():
                     silent.append(f"{name}:{call.lineno}: {said}")
     assert silent == []
+
+
+_STAGES = ("oracle/fused/forward.py", "oracle/fused/gradients.py")
+"""The kernels of one stage of the fused judge each."""
+
+
+def test_no_file_has_more_than_400_lines_and_no_class_more_than_200() -> None:
+    long = []
+    for path in ROOT.rglob("*.py"):
+        name, text = path.relative_to(ROOT).as_posix(), path.read_text(encoding="utf-8")
+        long += [name] * (len(text.splitlines()) > 400 and name not in _STAGES)
+        classes = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.ClassDef)]
+        long += [f"{name}: {own.name}" for own in classes if (own.end_lineno or 0) - own.lineno >= 200]
+    assert not long
