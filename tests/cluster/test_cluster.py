@@ -60,7 +60,7 @@ QUIET = {"dashboard_address": "127.0.0.1:0", "worker_dashboard_address": "127.0.
 ONE = ("--timeout", "60", "--op", "rmsnorm", "--device", "cpu", "--allow-thin")
 """Of few cases it is thin."""
 
-FEW = (*ONE, "--max-examples", "4", "--time-budget", "0.001", "--no-contexts")
+FEW = (*ONE, "--max-examples", "4", "--time-budget", "1e-9", "--no-contexts")
 """The second of them is one that WRONG fails; in no second it becomes no simpler."""
 
 
