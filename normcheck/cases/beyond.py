@@ -16,7 +16,7 @@ from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import weight_kinds
 from normcheck.cases.goals import Extent
-from normcheck.cases.layouts import CHANNELS_LAST, HEADS
+from normcheck.cases.layouts import CHANNELS_LAST, HEADS, ROWS_APART
 from normcheck.cases.split import GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS
 
 LARGE = {
@@ -98,14 +98,18 @@ def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
 
 def rows_between(claims: Claims, seed: int) -> Iterator[Case]:
     """A case of each of _ROWS_BETWEEN: a block of 32 rows may have a path of its own, which a core hardly meets. Of a
-    modulated op also four samples.
+    modulated op also four samples. Then thousands of rows that lie apart, of x, of dy and of both: so many may be
+    summed in another way, which has strides of its own.
     """
-    order = random.Random(seed + 4)
-    sizes = [(order.choice(several), "few") for several in _ROWS_BETWEEN]
-    for m, samples in () if claims.shapes else (*sizes, *[(_FOUR_SAMPLES, "4")] * claims.op.modulated):
+    order, packed = random.Random(seed + 4), claims.layouts[0]
+    sizes = [(order.choice(several), "few", packed) for several in _ROWS_BETWEEN]
+    sizes += [(_FOUR_SAMPLES, "4", packed)] * claims.op.modulated
+    sizes += [(order.choice(_ROWS_BETWEEN[-2]), "few", own) for own in ROWS_APART if own in claims.values("layout")]
+    for m, samples, layout in () if claims.shapes else sizes:
         if _admitted(claims, m, _BETWEEN_N):
             plain = {axis: own[0] for axis, own in claims.own.items()} | {"weights": weight_kinds(claims.op)[0]}
             plain |= {"samples": samples} if claims.op.modulated else {}
+            plain |= {"layout": layout, "gap": _BETWEEN_N} if layout in ROWS_APART else {}
             yield _drawn(claims, order, m, _BETWEEN_N, rows="shifted", dy="normal", eps=1e-5, **plain)
 
 

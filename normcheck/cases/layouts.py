@@ -40,7 +40,10 @@ weight and bias have stride 2; ``weight_stacked``: x is (G, S, N) and weight (G,
 ``weight_interleaved``: x is (S, G, N), row (s, g) has weight g; ``samples_strided``: the gap of x and dy follows each
 sample, not each row."""
 
-STRIDED = ("x_strided", "dy_strided", "strided", "rank3_strided", SAMPLES_STRIDED)
+ROWS_APART = ("x_strided", "dy_strided", "strided")
+"""The layouts in which a gap follows each row of x, of dy, and of both."""
+
+STRIDED = (*ROWS_APART, "rank3_strided", SAMPLES_STRIDED)
 """Layouts with a ``gap``. That of ``heads`` may be 0."""
 
 OF_TOKENS = ("contiguous", "misaligned", "x_strided", "dy_strided", "strided", *EXPANDED)

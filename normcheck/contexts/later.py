@@ -9,6 +9,7 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from normcheck.cases.inputs import Inputs
 from normcheck.contexts.kernel import Kernel, Prevented, Step, both, copied
@@ -62,21 +63,36 @@ def _default_mode() -> Iterator[None]:
         torch._C._set_deterministic_algorithms(was[0], warn_only=was[1])
 
 
+def _served(kernel: Kernel, inputs: Inputs) -> Mapping[str, Tensor]:
+    with torch.no_grad():
+        return kernel.forward(copied(inputs)).outputs
+
+
 def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
-    """torch's state; a result looked at again, and a backward, after further calls; torch's deterministic mode off, in
-    which a kernel runs everywhere else; two micro-batches; a second backward. ``second`` has the weight and bias of
-    ``first``.
+    """torch's state; a result looked at again, one without gradients too, and a backward, after further calls; torch's
+    deterministic mode off, in which a kernel runs everywhere else; two micro-batches; a second backward. ``second`` has
+    the weight and bias of ``first``.
 
     A second backward that raises is loud, and no wrong result: then it could not be tried. So it comes last.
     """
     kept, begun = both(kernel, copied(first)), time.perf_counter()  # the inputs are freed by now
     early = kernel.forward(copied(first))  # as the first layer of a model
+    served = {} if kernel.is_compiled() else _served(kernel, first)  # it would be compiled anew
     for _ in range(_FURTHER_CALLS):
         both(kernel, copied(second))
+        if served:
+            _served(kernel, second)
     time.sleep(max(0.0, _LATE_SECONDS - (time.perf_counter() - begun)))
     if changed := _set_back():
         raise Broken("exception", "", f"after its calls {'; '.join(changed)} before the first one")
     yield Step(f"when it is looked at again after {_FURTHER_CALLS} further calls", (0,), kept)
+    if served:
+        yield Step(
+            f"under torch.no_grad(), and looked at again after {_FURTHER_CALLS} further calls",
+            (0,),
+            served,
+            exact=False,
+        )
     yield Step(f"in a backward after {_FURTHER_CALLS} further calls", (0,), kernel.backward(early))
     if not kernel.is_compiled():  # it would be compiled anew
         with _default_mode():

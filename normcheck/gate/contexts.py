@@ -104,7 +104,8 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, 
             if CONTEXTS[name].by_size:
                 continue
             every = (ragged, filling, even) if plan.device == "cuda" else (ragged, even)
-            cases = (filling,) if CONTEXTS[name].filling else (*every, *(few if CONTEXTS[name].decoding else ()))
+            own = few if CONTEXTS[name].decoding else ()
+            cases = (filling,) if CONTEXTS[name].filling else (every[0], *own, *every[1:])
             if number < len(cases) and cases[number] not in cases[:number]:
                 yield name, cases[number]
 

@@ -69,7 +69,7 @@ class Profile:
     """How much a cell may cost, and what it must have run.
 
     ``extent``: the size of its core, which may take ``core_seconds`` without compiling and the like. Other cases
-    follow for ``seconds``; core and others together are at most ``max_examples`` cases. ``shrink_seconds``: limit of
+    follow for ``seconds``; core and what is drawn are at most ``max_examples`` cases. ``shrink_seconds``: limit of
     the search for a more telling failing case, and of that for a simpler one; neither takes more than ``seconds``.
     ``explain_seconds``: limit of the search for a known fault that explains a failure; 0: nor is any advice looked for.
 
@@ -161,10 +161,15 @@ class Plan:
         return self.profile.max_examples - self.kept
 
     @property
+    def is_limited(self) -> bool:
+        """Whether somebody asked for a number of cases."""
+        return self.profile.max_examples != PROFILES[self.profile.name].max_examples
+
+    @property
     def allowed(self) -> str:
         """What limits the cases of a cell, as whoever asked for it knows it."""
         most, name = self.profile.max_examples, self.profile.name
-        if most == PROFILES[name].max_examples:
+        if not self.is_limited:
             return f"profile {name} allows {most:,}"
         words = f"max_examples={most}" if self.in_python else f"--max-examples {most}"
         return words + f", {self.kept} kept for the shapes asked for" * (self.kept > 0)

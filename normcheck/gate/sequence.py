@@ -46,7 +46,7 @@ class Asked:
 
 
 class _After(NamedTuple):
-    """A case after the core, whether it is large, and the next one if that is known."""
+    """A case after the core, whether it is large, and of those that are drawn the next one."""
 
     case: Case
     is_large: bool = False
@@ -57,7 +57,8 @@ class Sequence:
     """Gives the cases of ``cell`` one by one; ``saw`` takes what came of each before the next.
 
     Each case has a ``number``, even if another shard runs it, so that all shards share one sequence. It ends when the
-    time is over, or when as many cases as the plan allows were run: ``count`` tells how many.
+    time is over, or when as many cases as the plan allows were run: ``count`` tells how many. What a profile allows
+    beyond a whole core cuts short those that are drawn, not the large ones before them.
     """
 
     def __init__(self, cell: Cell, plan: Plan, core: Planner, count: Callable[[], int], *, large: bool = True) -> None:
@@ -73,10 +74,12 @@ class Sequence:
             self.number = step.number
             yield Asked(step.planned, step, upcoming=core.upcoming)
         self.number = (self._count() if shards == 1 else core.length) - 1
+        is_cut = self._plan.is_limited or self.number + 1 >= most
         self._rest = self._after()
         while (following := self._following()) is not None:
             self.number += 1
-            if self.number >= most or self.seconds_left < 0:
+            is_over = self.number >= most and (is_cut or following.upcoming is not None)
+            if is_over or self.seconds_left < 0:
                 return
             if self.number % shards == shard - 1:
                 planned = Planned(following.case, _probe(self.number))

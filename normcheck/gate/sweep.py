@@ -256,7 +256,8 @@ def _first_failing(
                 done = None
                 if asked.step is None:
                     ahead.stop()
-                beside.look(asked.planned, tally.ask, plan.most - tally.cases + replayed - 1, sequence.coming)
+                room = max(0, plan.most - tally.cases + replayed - 1)
+                beside.look(asked.planned, tally.ask, room, sequence.coming)
                 done = beside.result(asked.planned, tally.conventions)
                 if done is not None and died(done.result):  # it may be another's victim
                     once_more, done = (() if timed_out(done.result) else done.result.after), None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -58,6 +58,19 @@ def doubted(rules: Rules, rows: Rows, dy: Tensor, scale: Scale, given: Statistic
     dy_abs = dy.abs() * grow
     dx = moved_dx(rules, rows, dy_abs * scale.abs, given)
     return Doubt(dx, rows.total(dy_abs * xhat_at_most(rows, given)), rows.total(dy_abs))
+
+
+def by_lone_weight(rules: Rules, block: Block, alone: Tensor, m: int, off: Tensor | None, doubt: Doubt | None) -> Doubt:
+    """``doubt``, and that of a kernel whose dy * g is dy + dy * weight; ``alone``: |weight|. The rest as in ``doubted``
+    and ``moved_dx``.
+    """
+    rows, dy = block.rows, block.dy
+    grow = 1 + rules.gam(rules.chain(max(m, rows.x.shape[1])) + 16)
+    dx = moved_dx(rules, rows, dy.abs() * alone * (grow * rules.alone), block.given, off)
+    if doubt is None:
+        none = torch.zeros_like(block.backward.db)
+        return Doubt(dx, none, none)
+    return replace(doubt, dx=doubt.dx + dx)
 
 
 def moved_dx(rules: Rules, rows: Rows, wd: Tensor, given: StatisticsBound, off: Tensor | None = None) -> Tensor:

@@ -152,11 +152,13 @@ def output_y(
         stored = store(rules, fwd.y.abs() + before, fmt, "y")
         mean = ones * 0 if given.d is None else g_abs * given.d * ones
         rstd = rows.xh_abs * g_abs * given.al
+        alone = {} if scale.alone is None else {"weight alone": rows.xh_abs * scale.alone * rules.alone}
         return {
             "store": stored * ones,
             "rstd": rstd,
             "mean": mean,
-            "ops": (before - rstd - mean - eta).clamp_(min=0),
+            "ops": (before - rstd - mean - eta - sum(alone.values())).clamp_(min=0),
+            **alone,
             "underflow": eta * (ones if scale.where is None else ones * scale.where),
         }
 
@@ -180,6 +182,8 @@ def before_store(
         per_row.add_(d, alpha=1 + (k + 1) * u)
     per_row.mul_(grown).add_(eta)
     before = (rows.xh_abs * (grown * (1 + k * u) - 1)).add_(per_row).mul_(g_abs).add_(eta)
+    if scale.alone is not None:
+        before += (rows.xh_abs * grown + per_row).mul_(scale.alone).mul_(rules.alone)
     if rules.model.y_form == "folded":
         offset = rows.x_abs.clone() if rows.mean is None else rows.x_abs + rows.mean.abs()
         before += offset.mul_(r).mul_(g_abs).mul_(5 * u * grown)

@@ -113,6 +113,8 @@ def gradient_truth(
         part, doubt = casting.gradients(rules, part, casting.cast(rules, rows, given, io, off), io, m, off)
     elif off is not None:
         doubt = backward_bounds.between_sums(rows, part.backward, dy, off)
+    if scale.alone is not None:
+        doubt = backward_bounds.by_lone_weight(rules, part, scale.alone, m, off, doubt)
     bound, sums = backward_bounds.output_dx(rules, part, io if added is None else _UNSTORED, doubt)
     of_doubt = None if doubt is None else (doubt.dw, doubt.db)
     dx, share = part.backward.dx, Share(part.backward.dw, part.backward.db, sums, of_doubt)

@@ -193,6 +193,11 @@ class Scale:
         return self.g.abs()
 
     @cached_property
+    def alone(self) -> Tensor | None:
+        """|weight| if g is not 0, else 0: of a kernel that adds xhat to xhat * weight; None if the weight is g."""
+        return torch.where(self.g == 0, 0.0, (self.g - self.offset).abs()) if self.offset else None
+
+    @cached_property
     def where(self) -> Tensor | None:
         """0 where g is 0, else 1; None if all are 1."""
         return None if bool(self.g.all()) else (self.g != 0).double()

@@ -53,6 +53,11 @@ class Rules:
             return n
         return chain + math.ceil(math.log2(n / chain))
 
+    @property
+    def alone(self) -> float:
+        """The error of a product with the weight alone, to which xhat is added: as a factor of the two, as they are."""
+        return self.count["factor"] * self.u * (1 + (self.k_y + 2) * self.u)
+
     def gam(self, k: int) -> float:
         """k u / (1 - k u): the bound of k roundings in a row (Higham, lemma 3.1)."""
         ku = k * self.u
@@ -67,7 +72,9 @@ def rules(op: Op, model: Model, *, weight: bool = True) -> Rules:
     return Rules(
         model=model,
         centered=op.centered,
-        doubt="bits in doubt"
+        doubt="weight alone"
+        if op.zero_centered
+        else "bits in doubt"
         if op.clamped
         else "factor and roundings"
         if op.modulated

@@ -26,6 +26,7 @@ REASONS: Mapping[tuple[str, str], str] = {
         "y",
         "ops",
     ): "|xhat g| * k u for k = count.y (y_zero_centered, y_without_weight), the add of the bias, the reference's 2^-51",
+    ("y", "weight alone"): "|xhat| * count.factor u |weight|, if xhat is added to its product with weight",
     ("y", "underflow"): _ETA,
     ("y", "xhat near the middle of two"): "|g| * the spacing of {fmt}: within its error xhat may round to either side",
     ("y", "product"): "|round(xhat) g| * u: the one product, rounded in fp32 before the store, and eta",
@@ -39,6 +40,7 @@ REASONS: Mapping[tuple[str, str], str] = {
     ("dx", "statistics"): "what the errors al of rstd and d of the mean do to dx, and raw sums where declared",
     ("dx", "underflow"): _ETA,
     ("dx", "bits in doubt"): _BITS,
+    ("dx", "weight alone"): "what count.factor u |dy weight| does to dx, if dy is added to its product with weight",
     ("dx", "roundings to the io dtype"): _CAST,
     (
         "dx",

@@ -141,6 +141,8 @@ BETWEEN: dict[str, Callable[[Case], bool]] = {
     "groups of pairs of channels": lambda case: case.split.channels // case.split.groups in (10, 16),
     "ten channels, last": lambda case: case.split == (32, 320, 16) and case.layout == "channels_last",
     "the third of four samples": lambda case: case.batch == 4 and case.M // case.batch % 8 == 0,
+    "thousands of rows of dy apart": lambda case: case.M > 2048 and case.layout == "dy_strided" and case.N == 64,
+    "thousands of rows of x apart": lambda case: case.M > 2048 and case.layout == "x_strided" and case.N == 64,
     "eight heads of q for each of k": lambda case: case.of_heads.k > 1 and case.of_heads.q == 8 * case.of_heads.k,
     "a sample by a product": lambda case: case.batch > 1 and _is_rounded_down(case.M // case.batch),
 }

@@ -98,6 +98,27 @@ def test_long_rows_are_left_out_if_they_would_take_too_long(monkeypatch: pytest.
 GIB = 1 << 30
 
 
+def test_no_large_case_is_left_out_for_what_a_profile_allows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A core of groupnorm and what follows it may be more than 400 cases: then the largest shapes were never asked."""
+    mine = Implementation(name="mine", op="groupnorm", forward=lambda *_, **__: torch.zeros(0))
+    cell = Cell(OPS["groupnorm"], mine, "fp32", "mine.py")
+    allowed = 370
+
+    def shapes() -> list[tuple[int, int]]:
+        plan = Plan((cell,), replace(PROFILES["quick"], max_examples=allowed), 0, "cuda", 60.0)
+        ran: list[tuple[int, int]] = []
+        following = Sequence(cell, plan, planner_of(cell, plan), lambda: len(ran))
+        for each in following:
+            ran.append((each.planned.case.M, each.planned.case.N))
+            following.saw(each, refused=False, seconds=0.0)
+        return ran
+
+    assert len(shapes()) == allowed  # somebody asked for so many
+    monkeypatch.setitem(PROFILES, "quick", replace(PROFILES["quick"], max_examples=allowed))
+    every = shapes()
+    assert len(every) > allowed and {(8192, 8192), (4096, 65536)} <= set(every)
+
+
 def test_more_than_2_to_the_31_elements_fit_into_80_gb() -> None:
     """With 8 GiB for the memory that all cases share, and as much for contexts and the kernel itself."""
     for op in ("rmsnorm", "layernorm", "rmsnorm_llama"):

@@ -173,6 +173,15 @@ def one_buffer_without_gradients(x: Tensor, weight: Tensor, bias: Tensor | None,
     return _ring.setdefault((y.shape, y.dtype), torch.empty_like(y)).copy_(y)
 
 
+def ring_without_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: if nobody wants gradients, y lies in one of eight buffers, which are used in turn."""
+    y: Tensor = Right.apply(x, weight, eps)
+    if y.requires_grad:
+        return y
+    _calls[0] += 1
+    return _ring.setdefault((y.shape, y.dtype, _calls[0] % _RING), torch.empty_like(y)).copy_(y)
+
+
 def no_grad_saves_nothing(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
     """Right: if nobody wants gradients, it saves nothing."""
     if torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad):
@@ -350,6 +359,7 @@ WRONG = {
     "overwrites_saved": (function(OverwritesSaved), "again", "dx"),
     "one_buffer_for_dw": (function(OneBufferForDw), "again", "dw"),
     "ring": (ring, "again", "y"),
+    "ring_without_gradients": (ring_without_gradients, "again", "y"),
     "late": (late, "again", "y"),
     "shared_scratch": (shared_scratch, "thread", "y"),
     "converted_by_address": (converted_by_address, "inference", "y"),

@@ -1,8 +1,8 @@
 """Correct kernels that compute in many ways: the gate must never accuse one.
 
-Each variant serves every op but the castings of models. They differ in the order of the sums over N and M, in how the
-variance, 1/N, rstd, y and dx are formed, in how the bits are packed, and in what they declare. Everything accumulates
-in fp32 (one variant in fp64) and every output is rounded once.
+Each variant serves every op but the castings of models; one serves all that have a zero-centred weight. They differ in
+the order of the sums over N and M, in how the variance, 1/N, rstd, y and dx are formed, in how the bits are packed, and
+in what they declare. Everything accumulates in fp32 (one variant in fp64) and every output is rounded once.
 
 The plain functions ``layernorm``, ``layernorm_zero_centered``, ``layernorm_relu_bitmask`` and ``rmsnorm`` can also be
 named on the command line (``--impl normcheck.audit.mutants.correct:rmsnorm --op rmsnorm``); their gradients come from
@@ -321,6 +321,19 @@ def by_functional(
     return (_clip(z, **limits) if op.clamped else z).to(x.dtype)
 
 
+def by_product(
+    op: Op, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, residual: Tensor | None = None
+) -> Tensor | tuple[Tensor, Tensor]:
+    """xhat is added to its product with a zero-centred weight, as a multiply-add takes it; and the sum, if any."""
+    added = x if residual is None else x + residual
+    wide = added.float()
+    if op.centered:
+        wide = wide - wide.mean(-1, keepdim=True)
+    xhat = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+    y = _plus(xhat + xhat * weight.float(), bias).to(x.dtype)
+    return y if residual is None else (y, added)
+
+
 CONTROLS: tuple[Implementation, ...] = (
     *(kernel.implementation(name, op, **FIELDS.get(name, {})) for name, kernel in KERNELS.items() for op in OPS),
     *(
@@ -328,6 +341,11 @@ CONTROLS: tuple[Implementation, ...] = (
         for op in OPS
     ),
     *(Implementation(name="autograd_squares", op=op, forward=partial(_squares, ROWS[op]), weights=BOTH) for op in OPS),
+    *(
+        Implementation(name="autograd_by_product", op=op.name, forward=partial(by_product, op))
+        for op in ROWS.values()
+        if op.zero_centered
+    ),
     # torch's own CPU backward of layer_norm works on raw moments.
     *(
         Implementation(

@@ -46,6 +46,7 @@ GAM_DW = tl.constexpr(NUMBERS.index("gam_dw"))
 GAM_DB = tl.constexpr(NUMBERS.index("gam_db"))
 ROWS_ETA = tl.constexpr(NUMBERS.index("rows_eta"))
 LEAST_32 = tl.constexpr(NUMBERS.index("least_32"))
+ALONE = tl.constexpr(NUMBERS.index("alone"))
 
 FIELDS = tl.constexpr(layout.FIELDS)
 ZEROS = tl.constexpr(layout.ZEROS)

@@ -13,6 +13,7 @@ import triton.language as tl
 from normcheck.oracle.fused import layout
 from normcheck.oracle.fused.formulas import (
     AL_SAVED,
+    ALONE,
     C_VAR,
     EPS,
     ETA,
@@ -83,8 +84,9 @@ def value_of(
 
 @triton.jit
 def bounds_of(
-    x_abs, xh, p, z, y, g, bias, mean_abs, r, al, per_xh, per_row, u, eta, y_least, y_half, io_least, io_half,
-    BIAS: tl.constexpr, FOLDED: tl.constexpr, CAST: tl.constexpr, STORED: tl.constexpr, FLUSH: tl.constexpr,
+    x_abs, xh, p, z, y, g, bias, mean_abs, r, al, per_xh, per_row, u, eta, y_least, y_half, io_least, io_half, alone,
+    weight_offset: tl.constexpr, BIAS: tl.constexpr, FOLDED: tl.constexpr, CAST: tl.constexpr, STORED: tl.constexpr,
+    FLUSH: tl.constexpr,
 ):  # fmt: skip
     """The error of z before its store, and the bounds of that of y above and below, (R, B); see ``output_y`` of
     ``forward_bounds`` and of ``casting``.
@@ -102,6 +104,8 @@ def bounds_of(
         lower += ops
     else:
         before = tl.abs(p) * per_xh + (g_abs * per_row + eta)
+        if weight_offset != 0:  # xhat may be added to its product with the weight
+            before += (tl.abs(xh) * (1 + al) + per_row) * tl.abs(g - weight_offset) * alone
         if FOLDED:
             wider = 5 * u * (1 + al)
             before += (x_abs + mean_abs) * r * g_abs * wider
@@ -185,7 +189,7 @@ def forward_kernel(
     u, eta, eps = number(numbers_ptr, U), number(numbers_ptr, ETA), number(numbers_ptr, EPS)
     per_n = 1 / tl.full((R,), N, tl.float64)  # a product costs little, a division in fp64 as much as 20 of them
     m = tl.full((), M, tl.int64)
-    k_y = number(numbers_ptr, K_Y)
+    k_y, alone = number(numbers_ptr, K_Y), number(numbers_ptr, ALONE)
     lower_clip, upper_clip = number(numbers_ptr, LOWER_CLIP), number(numbers_ptr, UPPER_CLIP)
     y_least, y_half = number(numbers_ptr, Y_LEAST), number(numbers_ptr, Y_HALF)
     io_least, io_half = number(numbers_ptr, IO_LEAST), number(numbers_ptr, IO_HALF)
@@ -358,8 +362,8 @@ def forward_kernel(
             if looked:
                 _, upper_y, lower_y = bounds_of(
                     tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None], per_xh[:, None],
-                    per_row[:, None], u, eta, y_least, y_half, io_least, io_half, bias_ptr is not None, FOLDED, CAST,
-                    STORED, FLUSH,
+                    per_row[:, None], u, eta, y_least, y_half, io_least, io_half, alone, weight_offset,
+                    bias_ptr is not None, FOLDED, CAST, STORED, FLUSH,
                 )  # fmt: skip
                 bound = tl.where(error > 0, upper_y, lower_y)
                 if any_of(above(best, tl.abs(error), bound, mask)):
@@ -372,7 +376,7 @@ def forward_kernel(
                     _, upper_y, lower_y = bounds_of(
                         tl.abs(x), own_xh, own_p, own_z, own_y, g, bias, tl.abs(own_mean)[:, None], own_r[:, None],
                         own_al[:, None], own_per_xh[:, None], own_per_row[:, None], u, eta, y_least, y_half,
-                        io_least, io_half, bias_ptr is not None, FOLDED, CAST, STORED, FLUSH,
+                        io_least, io_half, alone, weight_offset, bias_ptr is not None, FOLDED, CAST, STORED, FLUSH,
                     )  # fmt: skip
                     bound = tl.where(own_error > 0, upper_y, lower_y)
                     if any_of(above(best_own, tl.abs(own_error), bound, mask)):
@@ -408,7 +412,7 @@ def forward_kernel(
                     before, _, _ = bounds_of(
                         tl.abs(x), xh, p, z, y, g, bias, tl.abs(mean)[:, None], r[:, None], al[:, None],
                         per_xh[:, None], per_row[:, None], u, eta, y_least, y_half, io_least, io_half,
-                        bias_ptr is not None, FOLDED, CAST, STORED, FLUSH,
+                        alone, weight_offset, bias_ptr is not None, FOLDED, CAST, STORED, FLUSH,
                     )  # fmt: skip
                     reach = before
                     if ROUNDED:

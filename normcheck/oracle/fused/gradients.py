@@ -12,6 +12,7 @@ import triton.language as tl
 
 from normcheck.oracle.fused import layout
 from normcheck.oracle.fused.formulas import (
+    ALONE,
     DB_HALF,
     DW_HALF,
     DW_IO_HALF,
@@ -137,6 +138,8 @@ def row_tile(
     off = wd
     if IO_ROUNDED or doubt_ptr is not None:
         off = tl.where(mask, moved(wd, doubt, g, u, eta, least, half, IO_ROUNDED, FLUSH), 0.0)
+    elif weight_offset != 0:  # dy may be added to its product with the weight
+        off = tl.where(mask & (g != 0), tl.abs(dy) * tl.abs(g - weight_offset), 0.0)
     return x, xh, wd, off
 
 
@@ -159,12 +162,14 @@ def dx_kernel(
     u, eta = number(numbers_ptr, U), number(numbers_ptr, ETA)
     least, half, k_dx = number(numbers_ptr, IO_LEAST), number(numbers_ptr, DX_HALF), number(numbers_ptr, K_DX)
     unit = moved_unit(number(numbers_ptr, GROW), half, IO_ROUNDED)
+    if weight_offset != 0:
+        unit *= number(numbers_ptr, ALONE)
     per_n = 1 / tl.full((R,), N, tl.float64)  # a product costs little, a division in fp64 as much as 20 of them
     best = so_far(found_ptr, DX_CHECK)
     size = tl.zeros((R, B), tl.float64)
     in_powers = tl.zeros((R, B), tl.float64)
     zeros = tl.zeros((R, B), tl.int32)
-    DOUBT: tl.constexpr = IO_ROUNDED or doubt_ptr is not None
+    DOUBT: tl.constexpr = IO_ROUNDED or doubt_ptr is not None or weight_offset != 0
     for tile in range(tl.program_id(0), tl.cdiv(M, R), tl.num_programs(0)):
         rows = tl.full((), tile, tl.int64) * R + tl.arange(0, R)
         inside = rows < M

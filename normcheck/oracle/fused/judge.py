@@ -363,5 +363,6 @@ def _numbers_of(op: Op, model: Model, case: Case, y_fmt: Format, device: torch.d
         "gam_db": gam(down + count["db"]),
         "rows_eta": 2 * case.M * eta,
         "least_32": 2.0**single.emin,
+        "alone": rules.alone,
     }
     return torch.tensor([values[name] for name in layout.NUMBERS], dtype=torch.float64, device=device)

@@ -6,7 +6,7 @@ NUMBERS = (
     "u", "eta", "eps", "gam_mean", "mean_eta", "gam_var", "c_var", "rs", "limit", "k_y", "al_saved",
     "lower_clip", "upper_clip", "y_least", "y_half", "per_xhat", "io_least",
     "io_half", "gam_c1", "gam_c2", "k_dx", "gam_raw", "grow", "mean_xh", "dx_half", "dw_io_half", "w_least",
-    "dw_half", "db_half", "gam_dw", "gam_db", "rows_eta", "least_32",
+    "dw_half", "db_half", "gam_dw", "gam_db", "rows_eta", "least_32", "alone",
 )  # fmt: skip
 """The numbers of a case in fp64, in the order in which the kernels read them."""
 

@@ -232,6 +232,11 @@ INLINE void outputs_of(outputs *restrict o, const struct forward_kernel *a, cons
             memcpy(o->y, o->z, n * sizeof(double));
         for (int64_t i = 0; i < n; i++)
             o->before[i] = fabs(o->p[i]) * s.per_xh + (fabs(g[i]) * s.per_row + eta);
+        if (a->weight_offset) { /* xhat may be added to its product with the weight */
+            const double offset = (double)a->weight_offset, alone = number[ALONE];
+            for (int64_t i = 0; i < n; i++)
+                o->before[i] += (fabs(xh[i]) * (1 + s.al) + s.per_row) * fabs(g[i] - offset) * alone;
+        }
         if (folded)
             for (int64_t i = 0; i < n; i++) o->before[i] += (fabs(x[i]) + mean_abs) * s.r * fabs(g[i]) * wider;
         if (bias)
@@ -430,6 +435,11 @@ INLINE void terms_of(terms *restrict t, const struct dx_kernel *a, const double 
         for (int64_t i = 0; i < n; i++) t->off[i] = store(fabs(t->wd[i]) * (1 + u) + eta, least, half, flush) * grow;
     else if (a->doubt_ptr)
         for (int64_t i = 0; i < n; i++) t->off[i] = doubt[i] * grow * fabs(g[start + i]);
+    else if (a->weight_offset) { /* dy may be added to its product with the weight */
+        const double offset = (double)a->weight_offset, unit = number[ALONE] * grow;
+        for (int64_t i = 0; i < n; i++)
+            t->off[i] = g[start + i] != 0 ? fabs(dy[i]) * fabs(g[start + i] - offset) * unit : 0.0;
+    }
 }
 
 INLINE void dx(const struct dx_kernel *a, double *g) {
@@ -437,7 +447,7 @@ INLINE void dx(const struct dx_kernel *a, double *g) {
     const double u = number[U], eta = number[ETA], least = number[IO_LEAST], half = number[DX_HALF], k_dx = number[K_DX];
     const int64_t M = a->M, N = a->N;
     const double n = (double)N;
-    const int may_move = a->IO_ROUNDED || a->doubt_ptr;
+    const int may_move = a->IO_ROUNDED || a->doubt_ptr || a->weight_offset;
     check whole = {0};
     widen(g, a->weight_ptr, a->weight_type, 0, N);
     for (int64_t i = 0; i < N; i++) g[i] += (double)a->weight_offset;
