@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from torch import Tensor
+from torch import OutOfMemoryError, Tensor
 
 from normcheck.contexts.kernel import Launched, Step
 from normcheck.contexts.perform import Performed
@@ -39,11 +39,13 @@ _KINDS = ("exception", "missing", "shape", "unwritten", "not_repeatable", "input
 def copied_out(space: Space, answer: Message, what: str) -> dict[str, Tensor]:
     """Copies of the tensors that ``what`` returned, as they were then, by name.
 
-    Raises Broken if one has changed since, or if the answer is malformed.
+    Raises Broken if one has changed since, or if the answer is malformed; OutOfMemoryError.
     """
     still = "gradients" not in answer  # whose computation may overwrite what forward returned
     try:
         return {str(item["name"]): _received(space, item, still) for item in answer["returned"]}
+    except OutOfMemoryError:  # a RuntimeError that says nothing of the answer
+        raise
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
         raise nonsense(what, answer) from None
 
@@ -125,6 +127,8 @@ def is_set(space: Space, place: Mapping[str, Any]) -> bool:
     """Whether the bool at this place is true. Raises Broken if the place is malformed."""
     try:
         return bool(tensor_at(space.memory, place))
+    except OutOfMemoryError:
+        raise
     except (KeyError, TypeError, ValueError, OverflowError, RuntimeError):
         raise nonsense("strays", {"clean": str(place)[:100]}) from None
 

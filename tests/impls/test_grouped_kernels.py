@@ -19,13 +19,11 @@ from normcheck.checks.check import Result, check
 from normcheck.errors import UsageError
 from normcheck.impls.adapt import adapt, require_named
 from normcheck.impls.implementation import Implementation
-from normcheck.impls.kernels import interpreter
 from normcheck.impls.torch_grouped import IMPLEMENTATIONS as TORCH
 from normcheck.impls.triton import IMPLEMENTATIONS as TRITON
 from normcheck.runner.device import device_for
 from tests.some import some
 
-interpreter.enable()
 DEVICE = device_for("auto")
 OP = OPS["groupnorm"]
 OURS = {own.name: own for own in TRITON if own.op == OP.name}

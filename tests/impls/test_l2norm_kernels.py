@@ -25,13 +25,11 @@ from normcheck.impls import torch_l2norm
 from normcheck.impls.adapt import adapt, require_named
 from normcheck.impls.discovery import wrapped
 from normcheck.impls.implementation import Implementation
-from normcheck.impls.kernels import interpreter
 from normcheck.impls.triton import EPS_OF
 from normcheck.impls.triton import IMPLEMENTATIONS as TRITON
 from normcheck.runner.device import device_for
 from tests.inner_loop import parametrize
 
-interpreter.enable()
 DEVICE = device_for("auto")
 OP = OPS["l2norm"]
 OURS = {own.name: own for own in TRITON if own.op == OP.name}

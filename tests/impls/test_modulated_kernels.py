@@ -19,12 +19,10 @@ from normcheck.impls import torch_modulated
 from normcheck.impls.adapt import adapt, require_named
 from normcheck.impls.discovery import wrapped
 from normcheck.impls.implementation import Implementation
-from normcheck.impls.kernels import interpreter
 from normcheck.impls.triton import IMPLEMENTATIONS as TRITON
 from normcheck.runner.device import device_for
 from tests.inner_loop import parametrize
 
-interpreter.enable()
 DEVICE = device_for("auto")
 NAMES = tuple(op.name for op in (*MODULATED, *MODULATED_ADD))
 OURS = {own.op: own for own in TRITON if own.op in NAMES}

@@ -18,11 +18,9 @@ from normcheck.impls import torch_rotary
 from normcheck.impls.adapt import adapt, require_named
 from normcheck.impls.discovery import wrapped
 from normcheck.impls.implementation import Implementation
-from normcheck.impls.kernels import interpreter
 from normcheck.impls.triton import IMPLEMENTATIONS as TRITON
 from normcheck.runner.device import device_for
 
-interpreter.enable()
 DEVICE = device_for("auto")
 OP = OPS["qk_norm_rope"]
 OURS = {own.name: own for own in TRITON if own.op == OP.name}

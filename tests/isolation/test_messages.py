@@ -5,12 +5,14 @@ from __future__ import annotations
 import struct
 
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from normcheck.errors import Broken, UnsupportedCase
 from normcheck.isolation.messages import LONGEST, Garbled, Inbox, packed
-from normcheck.isolation.replies import broken_of, raise_failure, stray
+from normcheck.isolation.replies import broken_of, copied_out, raise_failure, stray
+from normcheck.isolation.shared_memory import HostMemory, Space
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
@@ -62,6 +64,20 @@ def test_a_failure_that_makes_no_sense_is_a_crash(item: object) -> None:
     """A worker cannot claim a kind that only its parent sees, such as its own death."""
     assert broken_of(item).kind == "crash"
     assert "no sensible answer" in broken_of(item).message
+
+
+def test_no_memory_for_a_copy_says_nothing_of_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a GPU that others had filled, a right kernel was said to have crashed."""
+    space = Space(HostMemory())
+    answer = {"returned": [{"name": "dx", "device": "cpu", **space.copy_in_dense(torch.ones(3, 4))}], "gradients": []}
+    assert copied_out(space, answer, "gradients")["dx"].sum() == 12
+
+    def clone(self: torch.Tensor) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(torch.Tensor, "clone", clone)
+    with pytest.raises(torch.OutOfMemoryError):
+        copied_out(space, answer, "gradients")
 
 
 @pytest.mark.parametrize("item", [None, "x", ["y", 1, 2], ["y", "many", 2, "behind"], ["y", 1, 2, "behind", 5]])
