@@ -123,8 +123,15 @@ def both(kernel: Kernel, inputs: Inputs) -> dict[str, Tensor]:
 
 
 def copied(inputs: Inputs) -> Inputs:
-    """Copies of ``inputs``, each in memory of its own."""
-    return inputs.each(torch.clone)
+    """Copies of ``inputs``, each in memory of its own, with the strides of the one it copies."""
+    return inputs.each(_as_it_lies)
+
+
+def _as_it_lies(tensor: Tensor) -> Tensor:
+    if tensor.is_contiguous() or 0 in tensor.stride():
+        return tensor.clone()
+    own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)
+    return own.copy_(tensor)
 
 
 def fill(given: Inputs, values: Inputs) -> None:

@@ -36,15 +36,15 @@ _MANY_ROWS = {"cpu": _ROWS, "cuda": range(2048, 1 << 15)}
 
 
 def failing_in_context(
-    cell: Cell, plan: Plan, ran: Sequence[Case], used: float, ask: Ask = UNPROBED
+    cell: Cell, plan: Plan, ran: Sequence[Case], used: float, ask: Ask = UNPROBED, apart: Sequence[Case] = ()
 ) -> tuple[list[Result], dict[str, InContext]]:
     """The first case that is wrong in a context, in a list, or none; and how the cell did in each of the contexts.
 
-    ``ran``: cases that are right in eager mode; ``used``: the seconds that the cell has taken so far; ``ask``: of what
-    is known of the kernel.
+    ``ran``: cases that are right in eager mode; ``apart``: those whose rows lie apart; ``used``: the seconds that the
+    cell has taken so far; ``ask``: of what is known of the kernel.
     """
     spent, found = {True: 0.0, False: 0.0}, dict[str, InContext]()
-    for name, case in _trials(cell, plan, ran):
+    for name, case in _trials(cell, plan, ran, apart):
         anew = CONTEXTS[name].anew and session_of(cell.implementation).graphs > 0
         if anew and name in found and not plan.asked:  # each case may be compiled anew: one of them tells
             continue
@@ -89,30 +89,35 @@ def missing(cell: Cell, plan: Plan, found: Mapping[str, InContext]) -> list[str]
     return gaps
 
 
-def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, Case]]:
+def _trials(cell: Cell, plan: Plan, ran: Sequence[Case], apart: Sequence[Case]) -> Iterator[tuple[str, Case]]:
     """(context, case): each context on the case that tells most of it, then on the others."""
     ran = [case for case in ran if not case.huge]  # of those only one has its inputs in memory
     if not ran:
         return
     ragged, even, filling = chosen(ran, plan.device)
     ragged = replace(ragged, rows="normal")  # in the dw of a blend of many rows zeros may pass
-    few = _few_rows(ran)
+    few = _as_in_serving(ran, apart)
     filling = filling if plan.device == "cuda" else replace(filling, rows="normal")
     for number in range(3 + len(few)):
         for name in dict.fromkeys((*plan.contexts, *held_to(cell, plan))):
             if CONTEXTS[name].by_size:
                 continue
             every = (ragged, filling, even) if plan.device == "cuda" else (ragged, even)
-            own = few if CONTEXTS[name].decoding else ()
+            own = few if CONTEXTS[name].serving else ()
             cases = (filling,) if CONTEXTS[name].filling else (every[0], *own, *every[1:])
             if number < len(cases) and cases[number] not in cases[:number]:
                 yield name, cases[number]
 
 
-def _few_rows(ran: Sequence[Case]) -> tuple[Case, ...]:
-    """Of cases that have run, the smallest of one row of some hundred columns, and of a few rows of thousands."""
-    kinds = ((range(1, 2), 512), (range(2, 9), 8192))
-    found = ([case for case in ran if case.M in rows and n <= case.N] for rows, n in kinds)
+def _as_in_serving(ran: Sequence[Case], apart: Sequence[Case]) -> tuple[Case, ...]:
+    """Of cases that have run, the smallest of one row of some hundred columns, of a few rows of thousands, and of rows
+    that lie apart, as those of a fused projection.
+    """
+    found = (
+        [case for case in ran if case.M == 1 and case.N >= 512],
+        [case for case in ran if 2 <= case.M <= 8 and case.N >= 8192],
+        [case for case in apart if case.M > 1 and case.N > 1 and case.gaps["x"]],
+    )
     return tuple(_blended(min(own, key=lambda case: case.M * case.N)) for own in found if own)
 
 

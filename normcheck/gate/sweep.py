@@ -191,7 +191,7 @@ def _search(cell: Cell, plan: Plan, tally: Tally, progress: Progress, core: Plan
             return tried.failed
     if not found and plan.contexts and plan.shard[0] == 1:
         used = time.perf_counter() - start
-        found, tally.contexts = failing_in_context(cell, plan, tally.plain, used, known)
+        found, tally.contexts = failing_in_context(cell, plan, tally.plain, used, known, tally.apart)
         if not found:
             looked = what_ran(cell, plan, tally.plain, time.perf_counter() - start)
             tally.ran = looked.ran
