@@ -50,6 +50,7 @@ def _begun(work: Callable[[T], list[Results]], inputs: T) -> Future[list[Results
     future: Future[list[Results]] = Future()
 
     def run() -> None:
+        torch.get_num_threads()  # until that is asked, a product of matrices takes all cores here, and has other bits
         try:
             future.set_result(work(inputs))
         except BaseException as error:

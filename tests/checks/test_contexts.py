@@ -377,3 +377,17 @@ def test_a_class_gets_the_weight_of_each_call_in_one_module_and_no_two_threads_a
     assert "context thread: not tried; normcheck puts the weight of each call into one module" in " ".join(
         done.out.split()
     )
+
+
+def by_product(x: Tensor, weight: Tensor, bias: None, *, eps: float) -> Tensor:
+    """Right: the mean of squares is a product of matrices, whose bits hang on the number of threads."""
+    squares = x.float().square() @ torch.ones(x.shape[1], 1) / x.shape[1]
+    return (x.float() * torch.rsqrt(squares + eps) * weight.float()).to(x.dtype)
+
+
+def test_a_new_thread_has_the_number_of_torch_threads_of_the_main_one() -> None:
+    """A product of matrices has other bits with other threads, of which a new one has as many as there are cores."""
+    line = "rmsnorm fp32 M=131 N=64 eps=1e-05 rows=normal dy=normal layout=contiguous seed=3 bias=none"
+    for context in ("thread", "threads"):
+        verdict = judged(by_product, context, case=line)
+        assert verdict.status == "pass", verdict.failure
