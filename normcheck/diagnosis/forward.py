@@ -60,6 +60,12 @@ def forward(formula: Formula, found: Evidence, way: Way) -> Forward:
     return Forward(call, given, doubt, tuple(predicted))
 
 
+def scale_of(call: Call) -> reference.Scale:
+    """The factor that the formula has, as that of a weight of the op."""
+    offset = call.op.weight_offset
+    return reference.Scale(call.g - offset, offset)
+
+
 def rows_of(call: Call) -> reference.Rows:
     """The rows of a call as the bounds take them."""
     return reference.Rows(call.x, call.m if call.op.centered else None, call.v, call.r, call.xh)
@@ -106,7 +112,7 @@ def _given(call: Call, found: Evidence, rows: reference.Rows) -> StatisticsBound
 
 def _before_store(call: Call, found: Evidence, rows: reference.Rows, given: StatisticsBound) -> Tensor:
     """The error of y before its store, (M, N)."""
-    rules, scale = found.rules(call.way), reference.Scale(call.g)
+    rules, scale = found.rules(call.way), scale_of(call)
     bias = None if call.b is None else call.b.abs()
     forward = reference.Forward(call.p, call.z, call.y)
     before = forward_bounds.output_y(rules, rows, forward, scale, bias, given, _FP32).before_store

@@ -13,7 +13,7 @@ from normcheck.cases.tensor_names import DRESIDUAL
 from normcheck.diagnosis.evidence import Evidence
 from normcheck.diagnosis.expected import Expected, bounded, moved
 from normcheck.diagnosis.formula import Call
-from normcheck.diagnosis.forward import cast_of, rows_of
+from normcheck.diagnosis.forward import cast_of, rows_of, scale_of
 from normcheck.oracle import backward_bounds, bitmask, casting, reference
 from normcheck.oracle.backward_bounds import Block, Doubt
 from normcheck.oracle.forward_bounds import StatisticsBound
@@ -39,7 +39,7 @@ def gradients(
     usual = _usual(call)
     rows = rows_of(call)
     part = Block(rows, usual, call.dy, given)
-    scale = reference.Scale(call.g)
+    scale = scale_of(call)
     doubt: Doubt | None = None
     if doubted is not None:
         doubted = doubted | bitmask.ties(call.z, case.option_values)  # autograd's clamp passes the gradient there
@@ -47,6 +47,8 @@ def gradients(
         doubt = backward_bounds.doubted(rules, rows, dy, scale, given, case.M)
     if call.casts:
         _, doubt = casting.gradients(rules, part, cast_of(call, found, rows, given), found.io, case.M)
+    if scale.alone is not None:
+        doubt = backward_bounds.by_lone_weight(rules, part, scale.alone, case.M, None, doubt)
     bound, sums = backward_bounds.output_dx(rules, part, _FP32, doubt)
     changed = call.formula.changed
     if {"dw", "db"} & changed:  # they may take dy before it is masked

@@ -33,6 +33,11 @@ class StatisticsBound:
     mean: Bound | None
     of_rstd: Callable[[], Bound] | None
 
+    @property
+    def rstd_is_given(self) -> bool:
+        """Whether rstd is the reference's."""
+        return not isinstance(self.al, Tensor) and self.al == 0
+
     @cached_property
     def rstd(self) -> Bound | None:
         """The bound of the saved rstd."""
@@ -61,6 +66,17 @@ def checkable_rows(rows: Rows, case: Case) -> Tensor | None:
 
 EXACT = StatisticsBound(0.0, None, None, None)
 """The bound if the kernel got the very statistics that the reference uses."""
+
+
+def as_stored(rows: Rows, stored: Rows) -> StatisticsBound:
+    """The bound of dx if the kernel got the statistics of ``stored``, those of ``rows`` rounded; of dw it is ``EXACT``.
+
+    With a mean that is rounded the mean of xhat is not 0. The forms of dx that subtract mean(dy g) from dy g first, or
+    have the derivative by the mean in two terms, are the same in exact arithmetic only, and differ by what is left.
+    """
+    if rows.mean is None or stored.mean is None:
+        return EXACT
+    return StatisticsBound(0.0, (rows.mean - stored.mean).abs_().mul_(stored.rstd), None, None)
 
 
 def statistics(rules: Rules, rows: Rows, eps: float, off: Tensor | None = None) -> StatisticsBound:

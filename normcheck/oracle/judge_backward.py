@@ -11,7 +11,7 @@ from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.tensor_names import DGATE, DRESIDUAL, DRESIDUAL_GATE, DSCALE, DSHIFT
 from normcheck.oracle import backward_bounds, modulated, reference
 from normcheck.oracle.compare import Comparison, Expectation, merge
-from normcheck.oracle.forward_bounds import EXACT
+from normcheck.oracle.forward_bounds import as_stored
 from normcheck.oracle.gradient_truth import GradientTruth, Share, gradient_truth
 from normcheck.oracle.judge import END_TO_END, GIVEN_REFERENCE, Checked, Judge, Reference, compared
 from normcheck.oracle.rounding import Bound
@@ -83,7 +83,8 @@ def _right(judge: Judge, saved: Reference, block: slice, given: bool, own_bits: 
     if given:
         normed = judge.normed(block)
         mean = None if saved.mean is None else saved.mean[normed].double()
-        rows, statistics = reference.normalise_with(t.rows, mean, saved.rstd[normed].double()), EXACT
+        rows = reference.normalise_with(t.rows, mean, saved.rstd[normed].double())
+        statistics = as_stored(t.rows, rows)
     own = judge.formula.of(rows)
     of_case = own.scale, judge.io, judge.summed
     return gradient_truth(

@@ -151,6 +151,18 @@ def _by_product(s: Tensor, n: int) -> Tensor:
     return s * torch.tensor(1 / n, dtype=s.dtype, device=s.device)
 
 
+def _projected_dx(c: KernelCall) -> Tensor:
+    """The mean of dy * g is subtracted before the product with xhat, whose own mean is not quite 0."""
+    g = c.wd - c.c2
+    return (g - c.xh * c.mean_n(g * c.xh)) * c.r
+
+
+def _two_terms_dx(c: KernelCall) -> Tensor:
+    """With the derivative of the variance by the mean, which would be 0 without roundings."""
+    by_mean = c.c1 * c.mean_n(c.xh) - c.c2 if c.centered else 0
+    return c.wd * c.r - c.xh * c.c1 * c.r + by_mean * c.r
+
+
 def _n_scaled_dx(c: KernelCall) -> Tensor:
     """dx with one division by N at the end."""
     s2 = c.sum_n(c.wd) if c.centered else c.zeros
@@ -183,7 +195,9 @@ KERNELS: Mapping[str, Kernel] = {
         packed=False,
     ),
     "blocked1024_n_scaled": Kernel(reduce_n=blocked(1024), reduce_m=blocked(1024), dx=_n_scaled_dx),
-    "strided32_rsqrt_2ulp": Kernel(reduce_n=strided(32), reduce_m=strided(32), over_n=_by_product, rstd=_rsqrt_2ulp),
+    "strided32_rsqrt_2ulp": Kernel(
+        reduce_n=strided(32), reduce_m=strided(32), over_n=_by_product, rstd=_rsqrt_2ulp, dx=_two_terms_dx
+    ),
     "welford_sequential": Kernel(
         reduce_n=sequential, reduce_m=reverse, mean=welford, variance=_merged_variance, packed=False
     ),
@@ -211,6 +225,7 @@ KERNELS: Mapping[str, Kernel] = {
         variance=_merged_variance,
         rstd=lambda c: torch.rsqrt(c.v + c.eps),
         preact=lambda c: fma(c.xc, c.r * c.g, c.b),
+        dx=_projected_dx,
         packed=False,
     ),
     "folded": Kernel(

@@ -281,7 +281,7 @@ def forward_kernel(
         tl.store(to + 4 * m, saved_mean.to(tl.float64), mask=inside)
         tl.store(to + 5 * m, saved_rstd.to(tl.float64), mask=inside)
         tl.store(to + 6 * m, tl.zeros((R,), tl.float64), mask=inside)
-        tl.store(to + 7 * m, tl.zeros((R,), tl.float64), mask=inside)
+        tl.store(to + 7 * m, tl.abs(mean - saved_mean) * saved_rstd.to(tl.float64), mask=inside)
         tl.store(rstd_ptr + rows, saved_rstd, mask=inside)
         if CENTERED:
             tl.store(mean_ptr + rows, saved_mean, mask=inside)

@@ -83,14 +83,14 @@ def load_dy(dy_ptr, bits_ptr, doubt_ptr, rows, cols, dy_stride, N, mask, dy_colu
 
 @triton.jit
 def load_row(rows_ptr, rows, inside, M, GIVEN: tl.constexpr):
-    """mean, rstd, al and d (R,) of the statistics that a kernel computes with; al and d are 0 if they are GIVEN."""
+    """mean, rstd, al and d (R,) of the statistics that a kernel computes with; al is 0 if they are GIVEN."""
     m = tl.full((), M, tl.int64)
     mean = tl.load(rows_ptr + rows, mask=inside, other=0.0)
     r = tl.load(rows_ptr + m + rows, mask=inside, other=0.0)
+    d = tl.load(rows_ptr + 3 * m + rows, mask=inside, other=0.0)
     if GIVEN:
-        return mean, r, tl.zeros_like(mean), tl.zeros_like(mean)
-    al = tl.load(rows_ptr + 2 * m + rows, mask=inside, other=0.0)
-    return mean, r, al, tl.load(rows_ptr + 3 * m + rows, mask=inside, other=0.0)
+        return mean, r, tl.zeros_like(mean), d
+    return mean, r, tl.load(rows_ptr + 2 * m + rows, mask=inside, other=0.0), d
 
 
 @triton.jit

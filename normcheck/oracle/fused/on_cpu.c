@@ -353,7 +353,7 @@ INLINE void forward(const struct forward_kernel *a, double *work) {
         double lower = 1 - sqrt(q / (q + dq)) * (1 - rs);
         double al = larger(upper, lower), d = r * dm;
         float saved_mean = (float)mean, saved_rstd = (float)r;
-        double kept[8] = {mean, r, al, d, saved_mean, saved_rstd, 0, 0};
+        double kept[8] = {mean, r, al, d, saved_mean, saved_rstd, 0, fabs(mean - saved_mean) * saved_rstd};
         if (!bounded) kept[2] = kept[6] = INFINITY; /* so that the gradients know */
         for (int i = 0; i < 8; i++) rows[i * M + m] = kept[i];
         ((float *)a->rstd_ptr)[m] = saved_rstd;
