@@ -38,7 +38,7 @@ def forward(
     """x (T, heads of q, k and v side by side), weights (D,), cos and sin (T, pairs) -> y as x.
 
     The first 2 * pairs columns of each head of q and k are rotated. ``rounding``: what is rounded to the dtype of x
-    before y is: nothing, the normed heads, or each step.
+    before y is: nothing, the normed heads, they and what rotates them, or each step.
     """
     import torch
 
@@ -49,8 +49,8 @@ def forward(
         wide = heads.reshape(tokens, count, size).float()
         normed = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
         normed = normed.to(x.dtype) * own if rounding == "each" else normed * own.float()
-        normed = normed.to(x.dtype) if rounding == "normed" else normed
-        c, s = (cos, sin) if rounding == "each" else (cos.float(), sin.float())
+        normed = normed.to(x.dtype) if rounding in ("normed", "rotated") else normed
+        c, s = (cos, sin) if rounding in ("rotated", "each") else (cos.float(), sin.float())
         rotated.append(_rotated(normed, c[:, None], s[:, None], interleaved).to(x.dtype).reshape(heads.shape))
     return {"y": torch.cat((*rotated, of_v), dim=1)}
 

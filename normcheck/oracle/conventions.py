@@ -151,6 +151,7 @@ OF_ROTATIONS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
             {
                 "once": "rounds y alone, as vLLM does",
                 NORMED: "rounds the normed heads before it rotates them, as two kernels do",
+                rotary.ROTATED: "rounds the normed heads, both products and y, as a fused norm before eager code does",
                 "each": "rounds xhat, its product, both products of the rotation and y, as Hugging Face does",
             }
         ),

@@ -7,9 +7,9 @@ the cosines and sines of its token. The heads of v are y as they are x, and thei
 
 Two things are conventions, keys of a model. A pair, ``pairs``, is a column and the one half of the rotated columns
 behind it, or two columns side by side. The ``rounding`` to the dtype of x happens once, at the store of y; or n is
-rounded as well, before it is rotated; or each step is: xhat, n, both products, of which a fused multiply-add rounds one
-alone, and their sum. With weights, cosines and
-sines in fp32 beside x in half precision, what follows xhat is in fp32 by promotion; a kernel may round it even so.
+rounded as well, before it is rotated; or both products besides, of which a fused multiply-add rounds one alone, as of
+a fused norm before eager code; or each step, xhat too. With weights, cosines and sines in fp32 beside x in half
+precision, what follows xhat is in fp32 by promotion; a kernel may round it even so.
 
 The rotation is linear, and so is its gradient, which rotates dy back. In any order of the factors, each of the two
 products of y passes through the roundings of n and ``count.rotation`` more: its own and that of the sum.
@@ -39,8 +39,12 @@ from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, plus_store, store
 NEOX, INTERLEAVED = PAIRS = ("neox", "interleaved")
 """Which columns are a pair: j and j + half of those that are rotated, or 2 j and 2 j + 1."""
 
-ROUNDINGS = (ONCE, NORMED, EACH)
-"""What is rounded to the dtype of x: y; n and y; each step. The tightest first."""
+ROTATED = "rotated"
+
+ROUNDINGS = (ONCE, NORMED, ROTATED, EACH)
+"""What is rounded to the dtype of x: y; n and y; n, both products and y; each step. The tightest first."""
+
+_OF_PRODUCTS = (ROTATED, EACH)
 
 _REFERENCE = 2.0**-51  # of the magnitudes: the reference's own roundings
 
@@ -195,21 +199,27 @@ def _turned(rules: Rules, of: Rotation, n: _Near, io: Format, *, back: bool = Fa
     def product(t: Tensor, off: Tensor, by: Tensor) -> _Near:
         value = t * by
         e = off * by.abs() + eta * (1 + t.abs())
-        if of.rounding != EACH:
-            return _Near(value, e)
-        e = e + (value.abs() + e) * u
-        # one of two products in half precision is not rounded if it is fused with their sum, as compilers do
-        return _stored(value, value - e, value + e, io, wide=True)
+        return _Near(value, e + (value.abs() + e) * u if of.rounding in _OF_PRODUCTS else e)
 
     def added(one: _Near, two: _Near) -> _Near:
-        value, e, size = one.value + two.value, one.off + two.off, one.value.abs() + two.value.abs()
-        roundings = u if of.rounding == EACH else rules.gam(rules.count["rotation"])
-        return _Near(value, e + (size + e) * roundings + size * _REFERENCE + eta)
+        both, size, roundings = _sum(one, two), one.value.abs() + two.value.abs(), rules.gam(rules.count["rotation"])
+        if of.rounding in _OF_PRODUCTS:
+            roundings = u
+            ends = [_stored(t.value, t.value - t.off, t.value + t.off, io, of.wide) for t in (one, two)]
+            # one of two products in half precision is not rounded if it is fused with their sum, as compilers do
+            ways = [_sum(*ends), _sum(one, ends[1]), _sum(ends[0], two)]
+            middle = ways[0].value
+            both = _Near(middle, torch.stack([(way.value - middle).abs() + way.off for way in ways]).amax(0))
+        return _Near(both.value, both.off + (size + both.off) * roundings + size * _REFERENCE + eta)
 
     first = added(product(a, off_a, of.cos), product(b, off_b, -sine))
     second = added(product(b, off_b, of.cos), product(a, off_a, sine))
     value, off = of.joined(first.value, second.value, rest), of.joined(first.off, second.off, off_rest)
     return _Near(value, off)
+
+
+def _sum(one: _Near, two: _Near) -> _Near:
+    return _Near(one.value + two.value, one.off + two.off)
 
 
 def _turned_back(rules: Rules, of: Rotation, dy: Tensor, io: Format) -> _Near:

@@ -59,7 +59,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "scaling": ("any", "division", "reciprocal"),
     "gate": ("any", "after", "before"),
     "activation": ("any", "silu", "sigmoid", "none"),
-    "rounding": ("any", "once", "each", "normed"),
+    "rounding": ("any", "once", "each", "normed", "rotated"),
     "pairs": ("any", "neox", "interleaved"),
     "round_gated": ("any", "io", "none"),
     "eps": ("any", "sum", "max", "mean"),

@@ -74,7 +74,7 @@ def of(function: Any) -> Implementation:
     return wrapped(adapt(function), OP.name, "mine", "")
 
 
-@pytest.mark.parametrize("rounding", ["once", "normed", "each"])
+@pytest.mark.parametrize("rounding", ["once", "normed", "rotated", "each"])
 @pytest.mark.parametrize("interleaved", [False, True])
 def test_the_convention_of_a_function_is_found(interleaved: bool, rounding: str) -> None:
     result = result_of(of(function_of(interleaved=interleaved, rounding=rounding)), weights="normal", N=1536)

@@ -96,7 +96,7 @@ class Call:
 
     def product(self, t: Tensor, by: Tensor) -> Tensor:
         """A product of the rotation."""
-        return self.narrow(t * by, "each")
+        return self.narrow(t * by, "each", "rotated")
 
 
 Step = Callable[[Call], Tensor]
@@ -130,11 +130,11 @@ class Turned:
     angles: Callable[[Call], tuple[Tensor, Tensor]] = lambda c: c.both_tables()
     rstd: Step = lambda c: torch.rsqrt(c.mean_of(c.x * c.x) + c.eps)
     xhat: Step = lambda c: c.narrow(c.x * c.r, "each")
-    norm: Step = lambda c: c.narrow(c.xh * c.w, "each", "normed")
+    norm: Step = lambda c: c.narrow(c.xh * c.w, "each", "normed", "rotated")
     output: Step = lambda c: turn(c, c.n, c.sin)
     values: Step = lambda c: c.rest(c.x_io)
     # Backward, in this order.
-    cotangent: Step = lambda c: c.narrow(turn(c, c.dy, -c.sin), "each", "normed")
+    cotangent: Step = lambda c: c.narrow(turn(c, c.dy, -c.sin), "each", "normed", "rotated")
     dx: Step = _dx
     dvalues: Step = lambda c: c.rest(c.dy_io if c.dy_io is not None else c.x_io)
 
@@ -218,6 +218,7 @@ _RIGHT: Mapping[str, Turned] = {
     "turned_interleaved": Turned(interleaved=True),
     "turned_normed": Turned(rounding="normed"),
     "turned_each": Turned(rounding="each"),
+    "turned_rotated": Turned(rounding="rotated"),
     "turned_interleaved_normed": Turned(interleaved=True, rounding="normed"),
     "turned_interleaved_each": Turned(interleaved=True, rounding="each"),
     "turned_pairwise": Turned(reduce=pairwise),
