@@ -295,8 +295,7 @@ def _raw_dx(rules: Rules, rows: Rows, most: _Largest, means: _Means) -> _Raw:
 
 
 def _gradient_sums(rules: Rules, block: Block, most: _Largest) -> GradientSums:
-    rows, dy_abs = block.rows, block.dy.abs()
-    given = EXACT if block.given.rstd_is_given else block.given  # whatever form dx has, dw is a sum of dy * xhat
+    rows, given, dy_abs = block.rows, block.given, block.dy.abs()
     shift = most.flushed  # error of each xhat
     if given is not EXACT:
         shift = (rows.xh_abs * given.al).add_(shift if given.d is None else most.grown * given.d + shift)

@@ -33,11 +33,6 @@ class StatisticsBound:
     mean: Bound | None
     of_rstd: Callable[[], Bound] | None
 
-    @property
-    def rstd_is_given(self) -> bool:
-        """Whether rstd is the reference's."""
-        return not isinstance(self.al, Tensor) and self.al == 0
-
     @cached_property
     def rstd(self) -> Bound | None:
         """The bound of the saved rstd."""
@@ -69,10 +64,11 @@ EXACT = StatisticsBound(0.0, None, None, None)
 
 
 def as_stored(rows: Rows, stored: Rows) -> StatisticsBound:
-    """The bound of dx if the kernel got the statistics of ``stored``, those of ``rows`` rounded; of dw it is ``EXACT``.
+    """The bound for gradients if the kernel got the statistics of ``stored``, those of ``rows`` rounded.
 
     With a mean that is rounded the mean of xhat is not 0. The forms of dx that subtract mean(dy g) from dy g first, or
-    have the derivative by the mean in two terms, are the same in exact arithmetic only, and differ by what is left.
+    have the derivative by the mean in two terms, are the same in exact arithmetic only, and differ by what is left; so
+    does a backward that computes the mean, or the variance around it, anew.
     """
     if rows.mean is None or stored.mean is None:
         return EXACT

@@ -8,8 +8,9 @@ the cosines and sines of its token. The heads of v are y as they are x, and thei
 Two things are conventions, keys of a model. A pair, ``pairs``, is a column and the one half of the rotated columns
 behind it, or two columns side by side. The ``rounding`` to the dtype of x happens once, at the store of y; or n is
 rounded as well, before it is rotated; or both products besides, of which a fused multiply-add rounds one alone, as of
-a fused norm before eager code; or each step, xhat too. With weights, cosines and sines in fp32 beside x in half
-precision, what follows xhat is in fp32 by promotion; a kernel may round it even so.
+a fused norm before eager code; or each step, xhat too, of which a kernel that rotates leaves both products. With
+weights, cosines and sines in fp32 beside x in half precision, what follows xhat is in fp32 by promotion; a kernel may
+round it even so.
 
 The rotation is linear, and so is its gradient, which rotates dy back. In any order of the factors, each of the two
 products of y passes through the roundings of n and ``count.rotation`` more: its own and that of the sum.
@@ -206,8 +207,9 @@ def _turned(rules: Rules, of: Rotation, n: _Near, io: Format, *, back: bool = Fa
         if of.rounding in _OF_PRODUCTS:
             roundings = u
             ends = [_stored(t.value, t.value - t.off, t.value + t.off, io, of.wide) for t in (one, two)]
-            # one of two products in half precision is not rounded if it is fused with their sum, as compilers do
-            ways = [_sum(*ends), _sum(one, ends[1]), _sum(ends[0], two)]
+            # one of two products in half precision is not rounded if it is fused with their sum, as compilers do; after
+            # a norm that rounds xhat, neither is if a kernel rotates
+            ways = [_sum(*ends), _sum(one, ends[1]), _sum(ends[0], two), *[_sum(one, two)] * (of.rounding == EACH)]
             middle = ways[0].value
             both = _Near(middle, torch.stack([(way.value - middle).abs() + way.off for way in ways]).amax(0))
         return _Near(both.value, both.off + (size + both.off) * roundings + size * _REFERENCE + eta)

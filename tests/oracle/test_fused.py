@@ -450,7 +450,7 @@ FAULTS_OF_C = {
     "half of the columns of db": ("if (a->db_ptr) {\n            double off", "if (a->db_ptr && i % 2 == 0) {\n            double off"),
     "the largest of one lane": ("for (int l = 1; l < LANES; l++) most = larger", "for (int l = LANES; l < LANES; l++) most = larger"),
     "a row that overflows has bounds": ("const int bounded = size <= number[LIMIT];", "const int bounded = 1;"),
-    "a sum over rows has a bound that one of them has not": ("al < INFINITY ? fabs(dy[i] * xh[i]) : INFINITY", "fabs(dy[i] * xh[i])"),
+    "a sum over rows has a bound that one of them has not": ("al < INFINITY ? fabs(dy[i]) * xa[i] : INFINITY", "fabs(dy[i]) * xa[i]"),
     "NaN is a bound of nothing": ("return bound < 1e-300 ? 1e-300 : bound;", "return bound > 1e-300 ? bound : 1e-300;"),
     "NaN passes": ("return ratio == ratio ? ratio : INFINITY;", "return ratio == ratio ? ratio : 0;"),
     "fp16's subnormal numbers are 0": ("size * 0x1p-24", "0 * 0x1p-24"),

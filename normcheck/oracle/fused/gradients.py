@@ -367,13 +367,14 @@ def sums_kernel(
         if BOTH:
             mean, r, al, d = load_row(rows_ptr + 4 * m, rows, inside, M, True)
             xh = (x - mean[:, None]) * r[:, None]
-            shift = tl.zeros_like(xh) + (eta * (1 + r))[:, None]
+            xa = tl.abs(xh) + d[:, None]
+            shift = tl.zeros_like(xh) + (eta * (1 + r) + d)[:, None]
             if RAW:
                 shift += (tl.abs(x) + tl.abs(mean)[:, None]) * (r * (4 * u))[:, None]
-            given_dy_xhat += dy_abs * tl.abs(xh)
+            given_dy_xhat += dy_abs * xa
             given_dy_shift += dy_abs * shift
             product, off = dy_times_xhat(
-                xh, tl.abs(xh), dy, doubt, al, r, eta, grow, inside, numbers_ptr, DOUBT, IO_ROUNDED, FLUSH
+                xh, xa, dy, doubt, al, r, eta, grow, inside, numbers_ptr, DOUBT, IO_ROUNDED, FLUSH
             )  # fmt: skip
             given_dw += product
             if DOUBT or IO_ROUNDED:

@@ -571,7 +571,8 @@ INLINE void sums(const struct sums_kernel *a) {
         const double mean = rows[m], r = rows[M + m], al = rows[2 * M + m], d = rows[3 * M + m];
         const double saved_mean = rows[4 * M + m], saved_r = rows[5 * M + m];
         const double flushed = eta * (1 + (1 + al) * r), per_x = (1 + al) * r * (4 * u);
-        const double beside = (1 + al) * d + flushed, saved_flushed = eta * (1 + saved_r);
+        const double beside = (1 + al) * d + flushed, saved_d = rows[7 * M + m];
+        const double saved_beside = saved_d + eta * (1 + saved_r);
         for (int64_t start = 0; start < N; start += TILE) {
             int64_t n = N - start < TILE ? N - start : TILE;
             tile x, dy, doubt, xh, xa;
@@ -599,9 +600,9 @@ INLINE void sums(const struct sums_kernel *a) {
             double *given = to + WHOLE_SUMS * N + start;
             for (int64_t i = 0; i < n; i++) {
                 xh[i] = (x[i] - saved_mean) * saved_r;
-                xa[i] = fabs(xh[i]);
-                given[N + i] += al < INFINITY ? fabs(dy[i] * xh[i]) : INFINITY;
-                given[2 * N + i] += fabs(dy[i]) * saved_flushed;
+                xa[i] = fabs(xh[i]) + saved_d;
+                given[N + i] += al < INFINITY ? fabs(dy[i]) * xa[i] : INFINITY;
+                given[2 * N + i] += fabs(dy[i]) * saved_beside;
             }
             if (a->RAW)
                 for (int64_t i = 0; i < n; i++)
