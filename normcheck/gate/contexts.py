@@ -90,7 +90,7 @@ def missing(cell: Cell, plan: Plan, found: Mapping[str, InContext]) -> list[str]
 
 
 def _trials(cell: Cell, plan: Plan, ran: Sequence[Case], apart: Sequence[Case]) -> Iterator[tuple[str, Case]]:
-    """(context, case): each context on the case that tells most of it, then on the others."""
+    """(context, case): each context on the case that tells most of it, and on those of serving; then on the others."""
     ran = [case for case in ran if not case.huge]  # of those only one has its inputs in memory
     if not ran:
         return
@@ -98,15 +98,16 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case], apart: Sequence[Case]) 
     ragged = replace(ragged, rows="normal")  # in the dw of a blend of many rows zeros may pass
     few = _as_in_serving(ran, apart)
     filling = filling if plan.device == "cuda" else replace(filling, rows="normal")
-    for number in range(3 + len(few)):
+    every = (ragged, filling, even) if plan.device == "cuda" else (ragged, even)
+    for number, case in enumerate(every):
         for name in dict.fromkeys((*plan.contexts, *held_to(cell, plan))):
             if CONTEXTS[name].by_size:
                 continue
-            every = (ragged, filling, even) if plan.device == "cuda" else (ragged, even)
-            own = few if CONTEXTS[name].serving else ()
-            cases = (filling,) if CONTEXTS[name].filling else (every[0], *own, *every[1:])
-            if number < len(cases) and cases[number] not in cases[:number]:
-                yield name, cases[number]
+            own = filling if CONTEXTS[name].filling else case
+            if number == 0 or not (CONTEXTS[name].filling or case in every[:number]):
+                yield name, own
+            if number == 0 and CONTEXTS[name].serving:
+                yield from ((name, small) for small in few)
 
 
 def _as_in_serving(ran: Sequence[Case], apart: Sequence[Case]) -> tuple[Case, ...]:
