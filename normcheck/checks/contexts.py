@@ -150,7 +150,9 @@ def _eager(implementation: Implementation, op: Op, case: Case, inputs: Inputs) -
 
 def _problems(subject: _Subject, step: Step) -> Iterator[Problem]:
     """What is wrong in a step, in the order in which a kernel computes."""
-    packed = subject.case.layout == "contiguous"  # the copies of a context are, and others may take another way
+    packed = (
+        subject.case.layout == "contiguous"
+    )  # other copies may be aligned otherwise, and take another way
     exact = step.exact and packed and subject.implementation.deterministic
     names = [name for name in ROOT_FIRST if all(name in subject.eager[number] for number in step.of)]
     differing = []
@@ -198,7 +200,12 @@ def _other_bits(subject: _Subject, words: str, name: str, actual: Tensor, expect
 
 def _outside(subject: _Subject, step: Step) -> Iterator[Problem]:
     """What a step returned that is outside its bound, or cannot be judged, by the model that it fits best."""
-    yield from min(([*_outside_by(model, subject, step)] for model in subject.models), key=len)
+    tried: list[list[Problem]] = []
+    for model in subject.models:
+        tried.append([*_outside_by(model, subject, step)])
+        if not tried[-1]:
+            return
+    yield from min(tried, key=len)
 
 
 def _outside_by(model: Model, subject: _Subject, step: Step) -> Iterator[Problem]:
