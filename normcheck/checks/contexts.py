@@ -150,9 +150,7 @@ def _eager(implementation: Implementation, op: Op, case: Case, inputs: Inputs) -
 
 def _problems(subject: _Subject, step: Step) -> Iterator[Problem]:
     """What is wrong in a step, in the order in which a kernel computes."""
-    packed = (
-        subject.case.layout == "contiguous"
-    )  # other copies may be aligned otherwise, and take another way
+    packed = subject.case.layout == "contiguous"  # other copies may be aligned otherwise, and take another way
     exact = step.exact and packed and subject.implementation.deterministic
     names = [name for name in ROOT_FIRST if all(name in subject.eager[number] for number in step.of)]
     differing = []
