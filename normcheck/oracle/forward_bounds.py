@@ -68,7 +68,7 @@ def as_stored(rows: Rows, stored: Rows) -> StatisticsBound:
 
     With a mean that is rounded the mean of xhat is not 0. The forms of dx that subtract mean(dy g) from dy g first, or
     have the derivative by the mean in two terms, are the same in exact arithmetic only, and differ by what is left; so
-    does a backward that computes the mean, or the variance around it, anew.
+    does one that computes the variance around that mean anew. One that sums the mean up anew errs by more.
     """
     if rows.mean is None or stored.mean is None:
         return EXACT
