@@ -108,13 +108,32 @@ def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
     raise UsageError(f"impl={spec}: op={op.name}: expected {words}")
 
 
+def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
+    """The signature of a function, of an operator of torch as its schema has it; None if it does not say."""
+    try:
+        if not type(function).__module__.startswith("torch"):
+            return inspect.signature(function)
+        operator = getattr(function, "_opoverload", getattr(function, "default", function))  # of custom_op, torch.ops
+        schema = getattr(operator, "_schema", None) or getattr(operator, "schema", None)  # torch.jit.script has this
+        return inspect.signature(function) if schema is None else _of_schema(schema)
+    except (TypeError, ValueError):
+        return None
+
+
+def _of_schema(schema: Any) -> inspect.Signature:
+    kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: inspect.Parameter.KEYWORD_ONLY}
+    defaults = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
+    taken = [(one.name, kinds[one.kwarg_only]) for one in schema.arguments]
+    return inspect.Signature(
+        [inspect.Parameter(*one, default=defaults.get(one[0], inspect.Parameter.empty)) for one in taken]
+    )
+
+
 def _of_function(function: Callable[..., Any], spec: str, op: Op | None) -> Adapted:
     import torch
 
-    described = function.forward if isinstance(function, torch.nn.Module) else function
-    try:
-        signature = inspect.signature(described)
-    except (TypeError, ValueError):
+    signature = signature_of(function.forward if isinstance(function, torch.nn.Module) else function)
+    if signature is None:
         return Adapted(function, (False, True), (True,))
     parameters = signature.parameters.values()
     names = [p.name for p in parameters]

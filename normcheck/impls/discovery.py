@@ -255,11 +255,10 @@ def validated(item: object, spec: str) -> Implementation:
 
 def _required(function: Any) -> tuple[str, ...]:
     """The parameters of a function that have no default; () if it does not say."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):
-        return ()
-    return tuple(p.name for p in parameters if p.default is p.empty)
+    from normcheck.impls.adapt import signature_of
+
+    signature = signature_of(function)
+    return tuple(p.name for p in signature.parameters.values() if p.default is p.empty) if signature else ()
 
 
 def _of_file(value: object, module: ModuleType) -> bool:

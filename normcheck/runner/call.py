@@ -5,7 +5,7 @@ It knows no reference and no bound. Any error of that code is raised as ``Broken
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -206,7 +206,8 @@ def differentiable(inputs: Inputs, wanted: Collection[str] | None = None) -> Inp
 def autograd(
     outputs: Mapping[str, Tensor], inputs: Inputs, arena: Arena | Unwatched, *, retain: bool = False
 ) -> dict[str, Tensor]:
-    """Gradients by torch autograd through y, and through residual_out, by name; empty if y has no graph.
+    """Gradients by torch autograd through y, and through residual_out, by name; empty if y has no graph, or one with an
+    operator that has no formula of a gradient, as one that only serves.
 
     ``outputs``: what forward returned for ``inputs``, its leaves, which also have the cotangents. If y is wider than
     dy, autograd itself casts dy to the dtype of y. ``retain``: the graph is kept for another backward.
@@ -216,12 +217,23 @@ def autograd(
     through, cotangents = graph_outputs(outputs, inputs)
     leaves = {name: leaf for name, leaf in inputs.leaves.items() if leaf.requires_grad}
     options = {"allow_unused": True, "retain_graph": retain}
-    with guarded("backward, by torch autograd through y,"), arena:
+    gradients: Sequence[Tensor | None] = (None,) * len(leaves)
+    with guarded("backward, by torch autograd through y,"), arena, without_formula():
         gradients = called(torch.autograd.grad, through, list(leaves.values()), cotangents, **options)
         if arena.waits:
             _synchronise(inputs.x)
     found = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
     return overwriting.apart(found, inputs)
+
+
+@contextmanager
+def without_formula() -> Iterator[None]:
+    """Let torch refuse a gradient of an operator by ``torch.library.custom_op`` for which none was registered."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "no autograd formula was registered" not in str(error):
+            raise
 
 
 def graph_outputs(outputs: Mapping[str, Tensor], inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:

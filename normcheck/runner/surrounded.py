@@ -93,7 +93,7 @@ class Calls:
             outputs = call.forward(self._implementation, self._case, leaves, call.Unwatched())
             if not outputs["y"].requires_grad:
                 return {}
-            with kernel_errors.guarded("backward, by torch autograd through y,"):
+            with kernel_errors.guarded("backward, by torch autograd through y,"), call.without_formula():
                 kernel_errors.called(torch.autograd.backward, *call.graph_outputs(outputs, leaves))
         parameters = {name: leaf for name, leaf in first.leaves.items() if name in ("dw", "db")} if first else {}
         return {name: leaf.grad for name, leaf in parameters.items() if leaf.grad is not None}

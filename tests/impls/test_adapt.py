@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from normcheck.cases.case import Case
+from normcheck.cases.ops import OPS
+from normcheck.checks.check import check
 from normcheck.errors import UsageError
 from normcheck.impls import discovery
 from normcheck.impls.adapt import adapt
@@ -84,6 +88,65 @@ def keyword_only(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, epsil
 def test_another_signature_is_told_with_the_expected_one(target: Callable[..., Any], says: str) -> None:
     with pytest.raises(UsageError, match=says):
         adapt(target, "mine.py:f")
+
+
+@cache
+def operator() -> Any:
+    """An operator without a formula of gradients."""
+    interpreter.enable()  # torch imports triton to make one
+    return torch.library.custom_op("normcheck_tests::rmsnorm", _copied, mutates_args=())
+
+
+def _copied(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
+    return reference(x, weight, eps)
+
+
+OPERATORS: dict[str, Callable[[], Any]] = {
+    "custom_op": operator,
+    "torch.ops": lambda: torch.ops.normcheck_tests.rmsnorm,
+    "overload": lambda: torch.ops.normcheck_tests.rmsnorm.default,
+    "torch.jit.script": lambda: torch.jit.script(reference),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script.*:FutureWarning")
+@pytest.mark.parametrize("name", OPERATORS)
+def test_an_operator_of_torch_is_called_by_its_schema(name: str) -> None:
+    operator()
+    x, weight = torch.randn(3, 8), torch.randn(8)
+    adapted = adapt(OPERATORS[name](), "mine.py:f")
+    assert (adapted.weights, adapted.biases) == ((True,), (False,))
+    assert torch.equal(adapted.forward(x, weight, None, eps=1e-3), reference(x, weight, 1e-3))
+
+
+def raises(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    y = reference(x, weight, eps)
+    y.register_hook(no_formula)
+    return y
+
+
+def no_formula(dy: Tensor) -> Tensor:
+    raise RuntimeError("no formula")
+
+
+def right(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Any:
+    return operator()(x, weight, eps)
+
+
+def twice(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Any:
+    return 2 * right(x, weight, bias, eps=eps)
+
+
+@pytest.mark.parametrize(
+    ("forward", "has_graph", "fails"), [(right, False, False), (twice, False, True), (raises, None, True)]
+)
+def test_an_operator_without_a_formula_of_gradients_is_held_to_its_y(
+    forward: Callable[..., Any], has_graph: bool | None, fails: bool
+) -> None:
+    mine = Implementation(name="mine", op="rmsnorm", forward=forward, weights=(True,))
+    case = Case(op="rmsnorm", dtype="fp32", M=5, N=24, bias=False)
+    result = check(mine, OPS["rmsnorm"], case, "cpu")
+    assert (result.has_graph, result.failed) == (has_graph, fails)
 
 
 def test_a_triton_kernel_is_not_called_by_itself() -> None:
