@@ -38,6 +38,7 @@ from normcheck.cases.layouts import (
     SAMPLES_STRIDED,
     TRAILING,
     WEIGHT_STRIDED,
+    shift_of,
 )
 from normcheck.cases.of_samples import (
     SLAB_ELEMENTS,
@@ -336,11 +337,12 @@ def _unfilled(case: Case, device: str) -> Inputs:
     if op.modulated:
         wide, where = torch_dtype(case.weight_format), ((case.batch, case.N), (modulation_stride(case), 1))
         names = ("scale", "shift", *[RESIDUAL_GATE] * op.gates_residual)
-        own = {name: placed(*where, wide, device, shift=_shift(case)) for name in names}
+        own = {name: placed(*where, wide, device, shift=shift_of(case.layout, case.N, name)) for name in names}
         return _with_residual(case, Inputs(x, None, None, dy, **own), device)
     if op.rotary:
         return Inputs(x, None, None, dy, **heads_unfilled(case, torch_dtype(case.weight_format), device))
-    weight, bias = (_parameter(case, device) if has else None for has in (case.weight, case.bias))
+    weight = _parameter(case, "weight", device) if case.weight else None
+    bias = _parameter(case, "bias", device) if case.bias else None
     scale = placed((1,), (1,), torch.float32, device) if case.scale in GIVEN_SCALES else None
     gate = _placed(case, GATE, io, device) if op.gated else None
     return _with_residual(case, Inputs(x, weight, bias, dy, scale=scale, gate=gate), device)
@@ -362,24 +364,27 @@ def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
     its cotangent if dy alone is strided. A gate, which is a chunk of a projection, has a row stride of its own.
     """
     if name == GATE:
-        return placed((case.M, case.N), (case.N + gate_gap(case), 1), dtype, device, shift=_shift(case))
+        return placed(
+            (case.M, case.N), (case.N + gate_gap(case), 1), dtype, device, shift=shift_of(case.layout, case.N, name)
+        )
     like = {"residual": "x", "dresidual_out": "dy"}.get(name, name)
     packed = (name, case.layout) in (("residual", "x_strided"), ("dresidual_out", "dy_strided"))
     stride = (case.N + case.gaps[like] * (not packed), 1)
     if name == "dy" and case.layout in EXPANDED:
         stride = (0, int(case.layout == "dy_expanded"))
-    return placed((case.M, case.N), stride, dtype, device, shift=_shift(case))
+    return placed((case.M, case.N), stride, dtype, device, shift=shift_of(case.layout, case.N, name))
 
 
-def _shift(case: Case) -> int:
-    """How many elements behind an aligned address every tensor begins."""
-    return int(case.layout == "misaligned")
-
-
-def _parameter(case: Case, device: str) -> Tensor:
+def _parameter(case: Case, name: str, device: str) -> Tensor:
     """An unfilled weight or bias (N,), or (C,)."""
     stride = 2 if case.layout == WEIGHT_STRIDED else 1
-    return placed((case.split.channels,), (stride,), torch_dtype(case.weight_format), device, shift=_shift(case))
+    return placed(
+        (case.split.channels,),
+        (stride,),
+        torch_dtype(case.weight_format),
+        device,
+        shift=shift_of(case.layout, case.N, name),
+    )
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:

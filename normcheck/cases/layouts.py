@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""
 
@@ -30,15 +32,15 @@ LAYOUTS = (
     *("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided"),
     *(RANK4, TRAILING, CHANNELS_LAST, SAMPLES_STRIDED, *OF_WEIGHTS, HEADS),
 )
-"""Simplest first. ``misaligned``: every tensor begins one element behind an aligned address; ``strided``: a gap of
-``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has
-row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from ``y.sum().backward()``; ``heads``: x is
-(T, H, N), the first H heads of each of T tokens in a buffer that has other heads behind them, see ``Case.heads``;
-``rank4``: (B, S, T, N); ``trailing``: x is (M, A, B) and weight (A, B), normed over A * B = N elements;
-``channels_last``: x (B, C, L) has the strides of (B, L, C), and so has dy if the seed is even; ``weight_strided``:
-weight and bias have stride 2; ``weight_stacked``: x is (G, S, N) and weight (G, N), row (g, s) has weight g;
-``weight_interleaved``: x is (S, G, N), row (s, g) has weight g; ``samples_strided``: the gap of x and dy follows each
-sample, not each row."""
+"""Simplest first. ``misaligned``: some tensors begin one element behind an aligned address, see ``shift_of``;
+``strided``: a gap of ``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both;
+``dy_expanded``: dy has row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from
+``y.sum().backward()``; ``heads``: x is (T, H, N), the first H heads of each of T tokens in a buffer that has other
+heads behind them, see ``Case.heads``; ``rank4``: (B, S, T, N); ``trailing``: x is (M, A, B) and weight (A, B), normed
+over A * B = N elements; ``channels_last``: x (B, C, L) has the strides of (B, L, C), and so has dy if the seed is even;
+``weight_strided``: weight and bias have stride 2; ``weight_stacked``: x is (G, S, N) and weight (G, N), row (g, s) has
+weight g; ``weight_interleaved``: x is (S, G, N), row (s, g) has weight g; ``samples_strided``: the gap of x and dy
+follows each sample, not each row."""
 
 ROWS_APART = ("x_strided", "dy_strided", "strided")
 """The layouts in which a gap follows each row of x, of dy, and of both."""
@@ -62,3 +64,21 @@ HEAD_SIZES = (64, 128, 256, 512)
 def head_size_near(columns: int) -> int:
     """The one of HEAD_SIZES that is nearest to an N."""
     return min(HEAD_SIZES, key=lambda size: abs(size - columns))
+
+
+_OF_ROWS = ("x", "dy", "residual", "dresidual_out", "gate")
+_MISALIGNED: tuple[Callable[[str], bool], ...] = (
+    lambda name: True,
+    lambda name: name != "x",
+    lambda name: name == "x",
+    lambda name: name in _OF_ROWS[1:],
+    lambda name: name not in _OF_ROWS,
+)
+"""Which tensors of a misaligned case are: a kernel may look at the address of one and take another's for granted."""
+
+
+def shift_of(layout: str, columns: int, name: str) -> int:
+    """How many elements behind an aligned address a tensor begins. Which do hangs on N alone, for which a kernel on a
+    GPU is compiled anyway.
+    """
+    return int(layout == "misaligned" and _MISALIGNED[columns % len(_MISALIGNED)](name))

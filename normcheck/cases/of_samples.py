@@ -11,6 +11,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import ANGLE_VALUES, modulation, residual_gate, weights
 from normcheck.cases.guard_bands import placed
+from normcheck.cases.layouts import shift_of
 from normcheck.cases.op import Op
 from normcheck.cases.rng import hashed, normal, uniform
 from normcheck.cases.tensor_names import COS, K_WEIGHT, Q_WEIGHT, SIN
@@ -62,10 +63,13 @@ def fill_residual_gate(case: Case, gate: Tensor) -> None:
 
 def heads_unfilled(case: Case, dtype: torch.dtype, device: str) -> dict[str, Tensor]:
     """The weights of q and k (D,), and cos and sin (M, pairs), unfilled."""
-    heads, shift = case.of_heads, int(case.layout == "misaligned")
+    heads = case.of_heads
     of_tokens = (case.M, heads.pairs), (angle_stride(case), 1)
     places = dict.fromkeys((Q_WEIGHT, K_WEIGHT), ((heads.columns,), (1,))) | dict.fromkeys((COS, SIN), of_tokens)
-    return {name: placed(shape, stride, dtype, device, shift=shift) for name, (shape, stride) in places.items()}
+    return {
+        name: placed(shape, stride, dtype, device, shift=shift_of(case.layout, case.N, name))
+        for name, (shape, stride) in places.items()
+    }
 
 
 def fill_rotation(case: Case, op: Op, named: Mapping[str, Tensor]) -> None:

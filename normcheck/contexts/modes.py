@@ -24,23 +24,33 @@ _WANTED_BY_NOBODY = "with no input that wants a gradient"
 
 def inference(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """Forward under torch.no_grad(), under torch.inference_mode(), as engines serve, and with no input that wants a
-    gradient: with other values in the same memory, as when weights are loaded anew, then with inputs in other memory.
-    What was returned stays as it was when the next call is made.
+    gradient: then with other values in the same memory, of new tensors, whose addresses and versions are those of the
+    old ones, and of the same tensors, as when weights are loaded anew; then with inputs in other memory. What was
+    returned stays as it was when the next call is made.
     """
     for words, mode in (
         ("under torch.no_grad()", torch.no_grad),
         ("under torch.inference_mode()", torch.inference_mode),
         *((_WANTED_BY_NOBODY, nullcontext) for _ in range(kernel.by_autograd)),
     ):
-        given, elsewhere = copied(first), copied(first)
+        given, elsewhere = _new_tensors(copied(first)), copied(second)
         kept = _called(kernel, given, first, words, mode)
         yield Step(words, (0,), kept, exact=False)
-        fill(given, second)  # at once: what is kept of the last call alone is still there
-        outputs = _called(kernel, given, second, words, mode)
-        yield Step(f"{words} with other values in the memory of its inputs", (1,), outputs, exact=False)
+        anew = _new_tensors(given)
+        fill(_new_tensors(given), second)  # at once: what is kept of the last call alone is still there
+        outputs = _called(kernel, anew, second, words, mode)
+        yield Step(f"{words} with new tensors in the memory of old ones", (1,), outputs, exact=False)
         yield Step(f"{words}, when it is looked at again after a further call", (0,), kept, exact=False)
-        outputs = _called(kernel, elsewhere, first, words, mode)
-        yield Step(f"{words} with inputs in other memory", (0,), outputs, exact=False)
+        fill(anew, first)
+        outputs = _called(kernel, anew, first, words, mode)
+        yield Step(f"{words} with other values in the memory of its inputs", (0,), outputs, exact=False)
+        outputs = _called(kernel, elsewhere, second, words, mode)
+        yield Step(f"{words} with inputs in other memory", (1,), outputs, exact=False)
+
+
+def _new_tensors(inputs: Inputs) -> Inputs:
+    """Tensors of the same memory, that nobody has written to yet, as torch counts."""
+    return inputs.each(lambda tensor: tensor.data)
 
 
 def _called(

@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from normcheck.cases.axes import NO_END
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.checks.ask import UNPROBED, Ask
 from normcheck.checks.attempt import run_case
@@ -110,16 +111,19 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case], apart: Sequence[Case]) 
                 yield from ((name, small) for small in few)
 
 
+_SERVED = ((range(1, 2), range(512, NO_END)), (range(2, 9), range(8192, NO_END)), (range(2, 9), range(64, 513)))
+"""Rows and columns of cases of serving: a token, a few of the longest rows, and a few of heads."""
+
+
 def _as_in_serving(ran: Sequence[Case], apart: Sequence[Case]) -> tuple[Case, ...]:
-    """Of cases that have run, the smallest of one row of some hundred columns, of a few rows of thousands, and of rows
-    that lie apart, as those of a fused projection.
+    """Of cases that have run, the smallest of each of _SERVED, of a few rows that end within a vector, and of rows that
+    lie apart, as those of a fused projection.
     """
-    found = (
-        [case for case in ran if case.M == 1 and case.N >= 512],
-        [case for case in ran if 2 <= case.M <= 8 and case.N >= 8192],
-        [case for case in apart if case.M > 1 and case.N > 1 and case.gaps["x"]],
-    )
-    return tuple(_blended(min(own, key=lambda case: case.M * case.N)) for own in found if own)
+    found = [[case for case in ran if case.M in rows and case.N in columns] for rows, columns in _SERVED]
+    found.append([case for case in ran if case.M > 1 and case.N > 16 and case.N % 8])
+    found.append([case for case in apart if case.M > 1 and case.N > 1 and case.gaps["x"]])
+    smallest = [min(own, key=lambda case: case.M * case.N) for own in found if own]
+    return tuple(map(_blended, dict.fromkeys(smallest)))
 
 
 def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import lru_cache
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +12,7 @@ from normcheck.cases.op import Op
 from normcheck.cases.ops import OPS
 from normcheck.cases.tensor_names import BY_NAME, GROUPS, HEAD_COUNTS, SCALE, SHIFT
 from normcheck.errors import UsageError, error_text, one_line
+from normcheck.impls.call_signature import SHAPE, parameters_of, signature_of
 from normcheck.impls.implementation import ONE_MODULE
 
 if TYPE_CHECKING:
@@ -19,13 +20,11 @@ if TYPE_CHECKING:
 
 _OPTIONS = ("lower_clip", "upper_clip")
 _SCALE_LIMIT = "scale_ub"
-_NOT_TENSORS = ("eps", "epsilon", *_OPTIONS, _SCALE_LIMIT)
 _NAMED = (*BY_NAME, GROUPS, *HEAD_COUNTS)
 """What a function takes by name if its op has it, and only then; a scale of codes may be returned instead, so one
 counts beside a shift alone."""
 _GROUP_COUNTS = ("num_groups", GROUPS)
-"""What the constructor of a module calls the number of groups."""
-
+"""What functions of torch, and the constructor of a module, call the number of groups."""
 _TRIAL_COLUMNS = 8
 
 
@@ -43,11 +42,12 @@ class Adapted(NamedTuple):
 
 def adapt(target: Callable[..., Any], spec: str = "", op: Op | None = None) -> Adapted:
     """Adapt what ``spec`` names: a function f(x, weight, bias, eps), without bias or without both, with any name for
-    eps; a module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...), that has weight and bias
-    itself, or no parameter at all; of groups, by (groups, C, eps) with a parameter that says so. If the default of
-    weight is None, it is also called without a weight. A function, or a module's forward, with a parameter named
-    residual, gate, shift or groups is of an op that has it. If the op quantises, one named scale gets the scale; a
-    function without it returns the scale, and gets its upper limit if it has a parameter named scale_ub.
+    eps; an autograd.Function; a module with such a forward; or the class of a module, made by ITS_NAME(N, eps=...),
+    that has weight and bias itself, or no parameter at all; of groups, by (groups, C, eps) with a parameter that says
+    so. If the default of weight is None, it is also called without a weight. A function, or a module's forward, with a
+    parameter named residual, gate, shift or groups is of an op that has it; if the parameter has a default, of others
+    as well. If the op quantises, one named scale gets the scale; a function without it returns the scale, and gets its
+    upper limit if it has a parameter named scale_ub.
 
     An option of the op is passed only to a parameter of its name. Raises UsageError for anything else, with the call
     that ``op``, if it is known, would be given by.
@@ -56,7 +56,9 @@ def adapt(target: Callable[..., Any], spec: str = "", op: Op | None = None) -> A
 
     spec = spec or one_line(str(getattr(target, "__name__", target)), 120)
     if inspect.isclass(target) and issubclass(target, torch.nn.Module):
-        return _of_class(target, spec)
+        return _of_class(target, spec, op)
+    if inspect.isclass(target) and issubclass(target, torch.autograd.Function):
+        target = target.apply
     if inspect.isclass(target) or type(target).__module__.split(".")[0] == "triton":
         what = "a class" if inspect.isclass(target) else "a Triton kernel"
         raise UsageError(f"impl={spec}: {what}: expected {expected(target)}, which calls it")
@@ -108,69 +110,46 @@ def require_named(adapted: Adapted, target: Any, op: Op, spec: str) -> None:
     raise UsageError(f"impl={spec}: op={op.name}: expected {words}")
 
 
-def signature_of(function: Callable[..., Any]) -> inspect.Signature | None:
-    """The signature of a function, of an operator of torch as its schema has it; None if it does not say."""
-    try:
-        if not type(function).__module__.startswith("torch"):
-            return inspect.signature(function)
-        operator = getattr(function, "_opoverload", getattr(function, "default", function))  # of custom_op, torch.ops
-        schema = getattr(operator, "_schema", None) or getattr(operator, "schema", None)  # torch.jit.script has this
-        return inspect.signature(function) if schema is None else _of_schema(schema)
-    except (TypeError, ValueError):
-        return None
-
-
-def _of_schema(schema: Any) -> inspect.Signature:
-    kinds = {False: inspect.Parameter.POSITIONAL_OR_KEYWORD, True: inspect.Parameter.KEYWORD_ONLY}
-    defaults = {one.name: one.default_value for one in schema.arguments if one.has_default_value()}
-    taken = [(one.name, kinds[one.kwarg_only]) for one in schema.arguments]
-    return inspect.Signature(
-        [inspect.Parameter(*one, default=defaults.get(one[0], inspect.Parameter.empty)) for one in taken]
-    )
-
-
 def _of_function(function: Callable[..., Any], spec: str, op: Op | None) -> Adapted:
     import torch
 
     signature = signature_of(function.forward if isinstance(function, torch.nn.Module) else function)
     if signature is None:
         return Adapted(function, (False, True), (True,))
-    parameters = signature.parameters.values()
-    names = [p.name for p in parameters]
-    any_name = any(p.kind is p.VAR_KEYWORD for p in parameters)
-    positional = [p.name for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    places = {name: positional.index(name) for name in _NAMED if name in positional}
-    tensors_taken = [p for p in positional if p not in (*_NOT_TENSORS, *_NAMED)]
-    takes_any = any(p.kind is p.VAR_POSITIONAL for p in parameters)
-    takes_bias = takes_any or "bias" in names or len(tensors_taken) >= 3
-    weight = signature.parameters.get("weight" if "weight" in names else [*tensors_taken, "", ""][1])
-    named_eps = weight is not None and "eps" in weight.name and len(positional) <= 2 + len(places)
-    takes_weight = takes_bias or (weight is not None and not named_eps)
-    tensors = 1 + takes_weight + takes_bias
-    eps_by_name = "eps" in names or any_name
+    names = signature.parameters
+    own = parameters_of(signature, besides=(*_OPTIONS, _SCALE_LIMIT, SHAPE, *_GROUP_COUNTS, *_NAMED))
 
-    def called(call: Callable[..., Any], tensors: tuple[Any, ...], eps: float, options: dict[str, Any]) -> Any:
-        wanted = {k: v for k, v in options.items() if any_name or k in names}
-        for name, place in sorted(places.items(), key=lambda item: item[1]):
-            if name in wanted and place <= len(tensors):  # among the tensors, as its parameter stands
-                tensors = (*tensors[:place], wanted.pop(name), *tensors[place:])
-        return call(*tensors, eps=eps, **wanted) if eps_by_name else call(*tensors, eps, **wanted)
+    def arguments(tensors: Sequence[Any], eps: float, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
+        values = {_called(key, names): value for key, value in options.items()}
+        values = {key: value for key, value in values.items() if own.any_name or key in names}
+        if own.any_place:
+            by_name = own.any_name or own.eps == "eps"
+            return [*tensors, *[eps] * (not by_name)], values | ({"eps": eps} if by_name else {})
+        values |= dict(zip(own.tensors.values(), tensors, strict=False)) | {own.eps or "eps": eps}
+        return own.arguments(values | ({SHAPE: tensors[0].shape[-1:]} if SHAPE in names else {}))
 
+    takes = [role for role in ("x", "weight", "bias") if own.any_place or role in own.tensors]
     try:
-        given = dict.fromkeys((*_OPTIONS, *(name for name in _NAMED if name in names)), 0.0)
-        called(signature.bind, (None,) * tensors, 0.0, given)
-    except TypeError as error:
+        if takes[:2] == ["x", "bias"]:
+            raise TypeError("a bias without a weight")
+        if not (own.any_place or own.any_name or own.eps):
+            raise TypeError("no parameter for eps")
+        given = dict.fromkeys((*_OPTIONS, *(name for name in _NAMED if _called(name, names) in names)), 0.0)
+        places, by_name = arguments([torch.empty(0)] * len(takes), 0.0, given)
+        signature.bind(*places, **by_name)
+    except (IndexError, TypeError) as error:
         wrong = f"its parameters are {one_line(str(signature), 200)}: {one_line(str(error), 120)}"
         raise UsageError(f"impl={spec}: {wrong}; expected {expected(function, op)}") from None
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
-        return called(function, (x, weight, bias)[:tensors], eps, options)
+        places, by_name = arguments((x, weight, bias)[: len(takes)], eps, options)
+        return function(*places, **by_name)
 
     forward.__wrapped__ = function  # type: ignore[attr-defined]  # for source_location
-    optional = weight is not None and weight.default is None
-    weights = ((False, True) if optional else (True,)) if takes_weight else (False,)
+    optional = "weight" in own.tensors and names[own.tensors["weight"]].default is None
+    weights = ((False, True) if optional else (True,)) if "weight" in takes else (False,)
     of_codes = {} if SCALE in names else {SCALE: "any", "scale_limit": _SCALE_LIMIT in names}
-    return Adapted(forward, (False, True) if takes_bias else (False,), weights, _named_in(names), of_codes)
+    return Adapted(forward, (False, True) if "bias" in takes else (False,), weights, _named_in(names, op), of_codes)
 
 
 def _of_bare_layer(kind: type[Any], eps_name: str, has_bias: bool) -> Adapted:
@@ -199,7 +178,7 @@ def _annotated(kind: type[Any]) -> set[str]:
     return {name for base in kind.__mro__ for name in vars(base).get("__annotations__", ())}
 
 
-def _of_class(kind: type[Any], spec: str) -> Adapted:
+def _of_class(kind: type[Any], spec: str, op: Op | None) -> Adapted:
     """Instances are made for each N and eps; the weight and the bias of a case stand in for their parameters."""
     import torch
     from torch.func import functional_call
@@ -230,7 +209,7 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
     if names and not {"weight"} <= names <= {"weight", "bias"}:
         raise UsageError(f"impl={spec}: its parameters are {', '.join(sorted(names))}; expected {words}")
 
-    named = _named_in(inspect.signature(kind.forward).parameters)
+    named = _named_in(inspect.signature(kind.forward).parameters, op)
     taken = (*named, GROUPS) if grouped and GROUPS not in named else named
 
     def forward(x: Tensor, weight: Tensor | None, bias: Tensor | None, *, eps: float, **options: Any) -> Any:
@@ -251,7 +230,13 @@ def _of_class(kind: type[Any], spec: str) -> Adapted:
     return Adapted(forward, biases, (True,), taken)
 
 
-def _named_in(parameters: Iterable[str]) -> tuple[str, ...]:
-    """Those of the inputs by name that are among a function's parameters."""
-    own = {*parameters}
-    return tuple(name for name in _NAMED if name in own and (name != SCALE or SHIFT in own))
+def _named_in(parameters: Mapping[str, inspect.Parameter], op: Op | None) -> tuple[str, ...]:
+    """What a function takes by name: what it must be given, or its ``op``, if that is known, has; all, if it is not."""
+    own = {name: parameters[_called(name, parameters)] for name in _NAMED if _called(name, parameters) in parameters}
+    taken = [name for name, one in own.items() if op is None or one.default is one.empty or name in _wanted(op)]
+    return tuple(name for name in taken if name != SCALE or SHIFT in own)
+
+
+def _called(name: str, parameters: Container[str]) -> str:
+    """What a function of these parameters calls an input."""
+    return next((other for other in _GROUP_COUNTS if other in parameters), name) if name == GROUPS else name

@@ -76,7 +76,7 @@ def _forward(
     api: ModuleType, op: str, x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float, **options: float
 ) -> dict[str, Tensor]:
     """x (M, N), weight, bias (N,) -> y as x; rstd and, of a LayerNorm, mean: fp32 (M,); bitmask uint8 (M, N/8)."""
-    _require_plain(x=x)
+    _require_plain(x=x, weight=weight, bias=bias)
     key = _key_of(op, x, weight, bias, clips=_clips(options))
     inputs = {"x": x, **_small_inputs(weight, bias), **_scalars(eps=eps, one=1.0, **options)}
     return _run(api, key, inputs, x.device)
@@ -96,7 +96,7 @@ def _backward(
 
     eps and the limits are not needed again: they are in the saved rstd and bitmask.
     """
-    _require_plain(x=x, dy=dy)
+    _require_plain(x=x, dy=dy, weight=weight, bias=bias)
     key = _key_of(op, x, weight, bias, backward=True)
     inputs = {"x": x, "dy": dy, **_small_inputs(weight, bias), **_scalars(one=1.0)}
     inputs |= {name: _packed(saved[name]) for name in (*STATISTICS, "bitmask") if name in saved}
@@ -121,12 +121,14 @@ def _plan(api: ModuleType, key: GraphKey) -> Any:
     return plan.reason if isinstance(plan, graphs.Refusal) else plan
 
 
-def _require_plain(**rows: Tensor) -> None:
+def _require_plain(**given: Tensor | None) -> None:
     """Raise UnsupportedCase for rows with gaps between them, and for a misaligned address.
 
     The stride of a single row does not matter.
     """
-    for name, tensor in rows.items():
+    for name, tensor in given.items():
+        if tensor is None:
+            continue
         if not tensor.is_contiguous():
             apart = f"the rows of {name} are {tensor.stride(0)} elements apart"
             raise UnsupportedCase(f"{apart}; the norms of cuDNN take packed rows only")

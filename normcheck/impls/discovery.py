@@ -150,13 +150,15 @@ def _from_user(spec: str, op_names: Sequence[str]) -> tuple[Implementation, ...]
 def _adapted(target: Any, op_names: Sequence[str], spec: str, location: str, name: str) -> tuple[Implementation, ...]:
     from normcheck.impls.adapt import adapt, require_named  # imports torch
 
-    adapted = adapt(target, spec, OPS[op_names[0]])
-    op_names = tuple(dict.fromkeys(with_residual(op, adapted.named) for op in op_names))
-    for op in op_names:
+    found = {}
+    for wanted in op_names:
+        adapted = adapt(target, spec, OPS[wanted])
+        op = with_residual(wanted, adapted.named)
         require_named(adapted, target, OPS[op], spec)
+        found[op] = adapted
     file = Path(location)
     named = f"{file.parent.name if file.name == _PACKAGE else file.name}:{name}"
-    return tuple(wrapped(adapted, op, named, str(location)) for op in op_names)
+    return tuple(wrapped(adapted, op, named, str(location)) for op, adapted in found.items())
 
 
 def wrapped(adapted: Adapted, op: str, name: str, source: str) -> Implementation:
@@ -255,7 +257,7 @@ def validated(item: object, spec: str) -> Implementation:
 
 def _required(function: Any) -> tuple[str, ...]:
     """The parameters of a function that have no default; () if it does not say."""
-    from normcheck.impls.adapt import signature_of
+    from normcheck.impls.call_signature import signature_of
 
     signature = signature_of(function)
     return tuple(p.name for p in signature.parameters.values() if p.default is p.empty) if signature else ()

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import inputs
+from normcheck.cases.axes import COMMON_COLUMNS, ROUND, fit_of
 from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, RESIDUAL_KINDS, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import DTYPES
@@ -199,7 +200,20 @@ def test_layouts_hold_the_same_values(layout: str) -> None:
         if has_gap:
             behind = tensor.as_strided((24, gap), tensor.stride(), tensor.storage_offset() + 37)
             assert behind.isnan().all()
-        assert tensor.storage_offset() % 256 == (layout == "misaligned")
+        assert tensor.storage_offset() % 256 == (layout == "misaligned" and name == "x")  # by N
+
+
+@pytest.mark.parametrize(
+    ("looked_at", "other"),
+    [("x", "weight"), ("x", "dy"), ("x", "residual"), ("weight", "x"), ("x weight", "residual"), ("x dy", "weight")],
+)
+def test_a_misaligned_case_shows_a_tensor_whose_address_a_kernel_takes_for_granted(looked_at: str, other: str) -> None:
+    """At an N of whole vectors, which such a kernel takes, and at one that fills its block."""
+    even = [n for n in COMMON_COLUMNS if n % 8 == 0]
+    for columns in (even, [n for n in even if fit_of(n) == ROUND]):
+        case = Case(op="fused_add_rmsnorm", dtype="bf16", M=3, N=8, layout="misaligned", bias=False)
+        addresses = [{name: t.data_ptr() % 16 for name, t in made(replace(case, N=n)).named()} for n in columns]
+        assert any(own[other] and not any(own[name] for name in looked_at.split()) for own in addresses)
 
 
 SHAPES_WITHOUT_ROWS = {"rank3": (1, 0, 37), "rank3_strided": (1, 0, 37), HEADS: (0, 1, 37)}

@@ -63,8 +63,39 @@ def one_more(x: Tensor, weight: Tensor, bias: Tensor, temperature: Tensor, eps: 
     return x
 
 
-def keyword_only(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, epsilon: float) -> Tensor:
+def lone_bias(x: Tensor, bias: Tensor, eps: float) -> Tensor:
     return x
+
+
+FORMS: dict[str, tuple[Callable[..., Any], str]] = {
+    "eps by name alone": (lambda x, weight, bias=None, *, epsilon: (x, weight, bias, epsilon), "xwbe"),
+    "other names": (lambda hidden_states, gain, variance_epsilon: (hidden_states, gain, variance_epsilon), "xwe"),
+    "any name of eps": (lambda x, w, tiny: (x, w, tiny), "xwe"),
+    "weight first": (lambda weight, x, eps: (x, weight, eps), "xwe"),
+    "bias first": (lambda x, beta, gamma, eps: (x, gamma, beta, eps), "xwbe"),
+    "bias after eps": (lambda x, weight, eps=1e-6, bias=None: (x, weight, bias, eps), "xwbe"),
+    "what has a default": (lambda x, weight, eps=1e-6, block=128, out=None: (x, weight, eps, block, out), "xwe"),
+    "a default between": (lambda x, weight, block=128, eps=1e-6: (x, weight, eps, block), "xwe"),
+    "a residual for others": (lambda x, weight, residual=None, eps=1e-6: (x, weight, eps, residual), "xwe"),
+    "as torch": (lambda input, normalized_shape, weight=None, eps=None: (input, weight, eps, normalized_shape), "xwe"),
+    "without a weight": (lambda x, eps: (x, eps), "xe"),
+    "anything": (lambda *args, **options: (*args, options["eps"]), "xwbe"),
+    "any place": (lambda *args: args, "xwbe"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_parameters_get_what_their_names_say_else_what_their_place_says(form: str) -> None:
+    function, gets = FORMS[form]
+    adapted = adapt(function, "mine.py:f", OPS["rmsnorm"])
+    returned = adapted.forward("x", "w", "b", eps="e") if form != "as torch" else None
+    assert (adapted.weights[-1], adapted.biases[-1]) == ("w" in gets, "b" in gets)
+    if returned is not None:
+        rest = {None, 128} & {*returned[len(gets) :]}
+        assert (returned[: len(gets)], rest) == (tuple(gets), {*returned[len(gets) :]})
+    x = torch.randn(2, 3, 8)
+    if form == "as torch":
+        assert adapted.forward(x, None, None, eps=1e-6) == (x, None, 1e-6, (8,))
 
 
 @pytest.mark.parametrize(
@@ -72,13 +103,13 @@ def keyword_only(x: Tensor, weight: Tensor, bias: Tensor | None = None, *, epsil
     [
         (
             no_eps,
-            "its parameters are .*: too many positional arguments; expected a function no_eps.x, weight",
+            "its parameters are .*: no parameter for eps; expected a function no_eps.x, weight",
         ),
         (one_more, "missing a required argument: 'temperature'; expected a function one_more"),
         (
-            keyword_only,
-            "expected a function keyword_only.x, weight, eps., keyword_only.x, weight, bias, eps. "
-            "or, without a weight, keyword_only.x, eps.",
+            lone_bias,
+            "a bias without a weight; expected a function lone_bias.x, weight, eps., lone_bias.x, weight, bias, eps. "
+            "or, without a weight, lone_bias.x, eps.",
         ),
         (Plain, "a class: expected a function Plain.x, weight, eps"),
         (Gated, "its parameters are gate, weight; expected a class that is made by Gated.N, eps=...."),

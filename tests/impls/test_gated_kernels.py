@@ -175,7 +175,7 @@ def test_a_function_without_a_gate_and_one_with_it_belong_to_other_ops() -> None
     with pytest.raises(UsageError, match=words):
         require_named(adapt(front), front, OPS["fused_add_rmsnorm_modulate"], "f.py:front")
 
-    def grouped(x: Tensor, num_groups: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
+    def grouped(x: Tensor, chunks: int, weight: Tensor, bias: Tensor, eps: float) -> Tensor:
         return x
 
     with pytest.raises(UsageError, match=r"expected a function grouped\(x, groups, weight, bias, eps\) -> y"):

@@ -228,6 +228,24 @@ def frozen_by_address(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: fl
     return plain(x, _kept.setdefault(key, weight.double()), eps)[0]
 
 
+def converted_by_address_and_version(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: a new tensor at the address of an old one has the version that this one had."""
+    if torch.is_grad_enabled():
+        return function(Right)(x, weight, bias, eps=eps)
+    version = 0 if weight.is_inference() else weight._version
+    key = ("version", version, weight.data_ptr(), weight.shape, weight.dtype)
+    return plain(x, _kept.setdefault(key, weight.double()), eps)[0]
+
+
+def vectors_without_gradients(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: as engines call it, the sum of a row takes whole vectors of 8 alone."""
+    whole = x.shape[-1] // 8 * 8
+    if torch.is_grad_enabled() or not whole:
+        return function(Right)(x, weight, bias, eps=eps)
+    mean = x[..., :whole].float().square().sum(-1, keepdim=True) / x.shape[-1]
+    return (x.float() * torch.rsqrt(mean + eps) * weight.float()).to(x.dtype)
+
+
 _of_tensors = WeakIdKeyDictionary()
 
 
@@ -363,6 +381,8 @@ WRONG = {
     "late": (late, "again", "y"),
     "shared_scratch": (shared_scratch, "thread", "y"),
     "converted_by_address": (converted_by_address, "inference", "y"),
+    "converted_by_address_and_version": (converted_by_address_and_version, "inference", "y"),
+    "vectors_without_gradients": (vectors_without_gradients, "inference", "y"),
     "frozen_by_address": (frozen_by_address, "inference", "y"),
     "last_frozen": (last_frozen, "inference", "y"),
     "number_of_first_call": (number_of_first_call, "inference", "y"),
