@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -78,3 +80,14 @@ def test_a_function_that_declares_nothing_is_named_too() -> None:
         failed, *others = results_of(wrapped(adapt(function), OP.name, "mine", ""), "bf16")
         told = explained(failed, others)
         assert failed.failed and told is not None and told.name == name, function
+
+
+def of_the_sum(x: Tensor, eps: float) -> Tensor:
+    return (x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+
+
+def test_what_another_convention_has_is_no_fault_of_the_one_that_another_case_fitted() -> None:
+    """A kernel that changes its convention with M: the failed case, judged by the other one, is right by the sum."""
+    own = replace(wrapped(adapt(of_the_sum), OP.name, "mine", ""), model={"eps": "max"})
+    failed, *others = (replace(result, open=("eps",)) for result in results_of(own, "bf16"))
+    assert failed.failed and explained(failed, others) is None
