@@ -83,7 +83,8 @@ def test_a_function_that_declares_nothing_is_named_too() -> None:
 
 
 def of_the_sum(x: Tensor, eps: float) -> Tensor:
-    return (x.float() * torch.rsqrt(x.float().square().sum(-1, keepdim=True) + eps)).to(x.dtype)
+    wide = x.float()
+    return (wide * torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps)).to(x.dtype)
 
 
 def test_what_another_convention_has_is_no_fault_of_the_one_that_another_case_fitted() -> None:
