@@ -27,8 +27,9 @@ from normcheck.checks.observe import Seen, Started, by_autograd, strays, written
 from normcheck.checks.probes import probe
 from normcheck.checks.refusal import refusal
 from normcheck.checks.rerun import Probed, Subject
+from normcheck.checks.serving import INFERENCE, is_served, served
 from normcheck.checks.undeclared import undeclared
-from normcheck.circumstances import InContext
+from normcheck.circumstances import WRONG, InContext
 from normcheck.contexts.kernel import Launched
 from normcheck.errors import Broken, UnsupportedCase, loses_context
 from normcheck.impls.implementation import Implementation
@@ -153,8 +154,14 @@ def check(
         result = replace(result, problems=(*result.problems, *done))
     if saved is None or not depth.reaches(Depth.REASON if result.failed else Depth.MEMORY):
         return result
-    probed = _probed(running, result, saved, second, rows=depth == Depth.ROWS and not result.failed)
-    return replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
+    subject = _subject(running, result, saved, second)
+    probed = probe(subject, rows=depth == Depth.ROWS and not result.failed)
+    result = replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
+    problem = served(subject) if ask.serving and not result.failed and is_served(implementation, op, case) else None
+    if problem is None:
+        return result
+    how = InContext(status=WRONG, cases=1, why=problem.message)
+    return replace(result, problems=(problem,), contexts={INFERENCE: how})
 
 
 def _only(name: str, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -302,7 +309,7 @@ def _judged(
     return begun, saved, backward_checks(running, outputs, saved, pending)
 
 
-def _probed(running: InFlight, result: Result, saved: Reference, second: Started | None, *, rows: bool) -> Probed:
+def _subject(running: InFlight, result: Result, saved: Reference, second: Started | None) -> Subject:
     fits = dict.fromkeys(plainest(each, running.case) for each in result.conventions or ())
     models = [with_convention(running.model, each) for each in fits] or [result.model]
 
@@ -310,19 +317,16 @@ def _probed(running: InFlight, result: Result, saved: Reference, second: Started
         was_right = seen is result.seen and inputs is running.pristine and not result.failed
         return [] if was_right else _wrong_values(running, models, inputs, seen)
 
-    return probe(
-        Subject(
-            running.implementation,
-            running.op,
-            running.case,
-            running.pristine,
-            running.given,
-            result.seen,
-            saved.bits,
-            wrong_values,
-            second or running.second(),
-        ),
-        rows=rows,
+    return Subject(
+        running.implementation,
+        running.op,
+        running.case,
+        running.pristine,
+        running.given,
+        result.seen,
+        saved.bits,
+        wrong_values,
+        second or running.second(),
     )
 
 

@@ -66,13 +66,15 @@ def start(
     surroundings: Surroundings,
     *,
     others_first: bool = False,
+    serving: str = "",
 ) -> Started:
-    """Start a run on copies of ``inputs``; ``others_first`` as for ``runner.run.Run.forward``."""
+    """Start a run on copies of ``inputs``; ``others_first``, ``serving`` as for ``runner.run.Run.forward``."""
     around = surroundings.inputs
     before = inputs if around is NAN else inputs.each(lambda t: guard_bands.copy(t, around))
     given = before.each(lambda t: guard_bands.copy(t, NAN))
     run = session_of(implementation).run(surroundings)
-    return Started(surroundings, before, given, run, run.forward(case, given, others_first=others_first))
+    forward = run.forward(case, given, others_first=others_first, serving=serving)
+    return Started(surroundings, before, given, run, forward)
 
 
 def observe(

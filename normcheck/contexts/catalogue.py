@@ -14,8 +14,7 @@ class Context:
     somebody asks for the context. ``anew``: torch.compile compiles a function for it anew. ``seconds``: after which a
     kernel is taken to hang, if that is less than what a case may take; 0 for no limit of its own. ``filling``: it takes
     a case that has work for several threads. ``asked_for``: it is tried only if somebody asks for it.
-    ``by_size``: it takes a case of each class of sizes, and tells what ran. ``serving``: it takes cases of one row, of
-    few long ones and of rows that lie apart too.
+    ``by_size``: it takes a case of each class of sizes, and tells what ran.
     """
 
     name: str
@@ -29,7 +28,6 @@ class Context:
     filling: bool = False
     asked_for: bool = False
     by_size: bool = False
-    serving: bool = False
 
 
 PROFILER = "profiler"
@@ -42,7 +40,6 @@ CONTEXTS = {
             "inference",
             "forward under torch.no_grad(), torch.inference_mode() and with no input that wants a gradient",
             anew=True,
-            serving=True,
         ),
         Context(
             "frozen",

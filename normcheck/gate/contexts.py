@@ -6,7 +6,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from normcheck.cases.axes import NO_END
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.checks.ask import UNPROBED, Ask
 from normcheck.checks.attempt import run_case
@@ -37,15 +36,15 @@ _MANY_ROWS = {"cpu": _ROWS, "cuda": range(2048, 1 << 15)}
 
 
 def failing_in_context(
-    cell: Cell, plan: Plan, ran: Sequence[Case], used: float, ask: Ask = UNPROBED, apart: Sequence[Case] = ()
+    cell: Cell, plan: Plan, ran: Sequence[Case], used: float, ask: Ask = UNPROBED
 ) -> tuple[list[Result], dict[str, InContext]]:
     """The first case that is wrong in a context, in a list, or none; and how the cell did in each of the contexts.
 
-    ``ran``: cases that are right in eager mode; ``apart``: those whose rows lie apart; ``used``: the seconds that the
-    cell has taken so far; ``ask``: of what is known of the kernel.
+    ``ran``: cases that are right in eager mode; ``used``: the seconds that the cell has taken so far; ``ask``: of what
+    is known of the kernel.
     """
     spent, found = {True: 0.0, False: 0.0}, dict[str, InContext]()
-    for name, case in _trials(cell, plan, ran, apart):
+    for name, case in _trials(cell, plan, ran):
         anew = CONTEXTS[name].anew and session_of(cell.implementation).graphs > 0
         if anew and name in found and not plan.asked:  # each case may be compiled anew: one of them tells
             continue
@@ -90,14 +89,13 @@ def missing(cell: Cell, plan: Plan, found: Mapping[str, InContext]) -> list[str]
     return gaps
 
 
-def _trials(cell: Cell, plan: Plan, ran: Sequence[Case], apart: Sequence[Case]) -> Iterator[tuple[str, Case]]:
-    """(context, case): each context on the case that tells most of it, and on those of serving; then on the others."""
+def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, Case]]:
+    """(context, case): each context on the case that tells most of it, then on the others."""
     ran = [case for case in ran if not case.huge]  # of those only one has its inputs in memory
     if not ran:
         return
     ragged, even, filling = chosen(ran, plan.device)
     ragged = replace(ragged, rows="normal")  # in the dw of a blend of many rows zeros may pass
-    few = _as_in_serving(ran, apart)
     filling = filling if plan.device == "cuda" else replace(filling, rows="normal")
     every = (ragged, filling, even) if plan.device == "cuda" else (ragged, even)
     for number, case in enumerate(every):
@@ -107,23 +105,6 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case], apart: Sequence[Case]) 
             own = filling if CONTEXTS[name].filling else case
             if number == 0 or not (CONTEXTS[name].filling or case in every[:number]):
                 yield name, own
-            if number == 0 and CONTEXTS[name].serving:
-                yield from ((name, small) for small in few)
-
-
-_SERVED = ((range(1, 2), range(512, NO_END)), (range(2, 9), range(8192, NO_END)), (range(2, 9), range(64, 513)))
-"""Rows and columns of cases of serving: a token, a few of the longest rows, and a few of heads."""
-
-
-def _as_in_serving(ran: Sequence[Case], apart: Sequence[Case]) -> tuple[Case, ...]:
-    """Of cases that have run, the smallest of each of _SERVED, of a few rows that end within a vector, and of rows that
-    lie apart, as those of a fused projection.
-    """
-    found = [[case for case in ran if case.M in rows and case.N in columns] for rows, columns in _SERVED]
-    found.append([case for case in ran if case.M > 1 and case.N > 16 and case.N % 8])
-    found.append([case for case in apart if case.M > 1 and case.N > 1 and case.gaps["x"]])
-    smallest = [min(own, key=lambda case: case.M * case.N) for own in found if own]
-    return tuple(map(_blended, dict.fromkeys(smallest)))
 
 
 def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:

@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from normcheck.cases.case import Case
-from normcheck.cases.layouts import ROWS_APART
 from normcheck.cases.op import Op
 from normcheck.cases.tensor_names import CODES
 from normcheck.checks import own_limit
@@ -46,7 +45,7 @@ class Tally:
     returned; ``returned``: those judged in such a case. ``graphs``: whether y had a graph, where gradients come by
     that -> the first case. ``limits``: reason by which the kernel itself states a limit -> the least size refused.
     ``sizes``: (axis, size) that is required -> how many of its cases were judged, gradients included. ``plain``:
-    the packed cases that are right; ``apart``: those whose rows lie apart. ``contexts``, ``ran``, ``configurations``:
+    the packed cases that are right; ``contexts``, ``ran``, ``configurations``:
     as of a verdict. ``wrong``: the configuration that a failure takes, see ``configurations.Tried``.
     """
 
@@ -77,7 +76,6 @@ class Tally:
     excluded: dict[Convention, Case] = field(default_factory=dict)
     late: bool = False
     plain: list[Case] = field(default_factory=list)
-    apart: list[Case] = field(default_factory=list)
     contexts: dict[str, InContext] = field(default_factory=dict)
     ran: list[Ran] = field(default_factory=list)
     configurations: Configured | None = None
@@ -111,9 +109,9 @@ class Tally:
         for axis, size in self.sizes:
             self.sizes[axis, size] += getattr(result.case, axis) == size and not result.seen.refused
         self.first = self.first or result
-        own = {"contiguous": self.plain, **dict.fromkeys(ROWS_APART, self.apart)}.get(result.case.layout)
-        if own is not None and result.case.M and not (result.failed or result.seen.refused or is_special(result.case)):
-            own.append(result.case)
+        packed = result.case.layout == "contiguous" and result.case.M > 0
+        if packed and not (result.failed or result.seen.refused or is_special(result.case)):
+            self.plain.append(result.case)
         self.missing.update(result.not_returned if result.case.M else dict.fromkeys(result.not_returned, 0))
         if result.has_graph is not None:
             self.graphs.setdefault(result.has_graph, result)

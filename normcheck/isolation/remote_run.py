@@ -50,16 +50,17 @@ class RemoteRun:
         self._found: list[Stray] = []  # by this process, in memory that it has laid
         self._surroundings = [p.name for p in (surroundings.inputs, surroundings.fresh, surroundings.allocated)]
 
-    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False) -> Pending[Forward]:
+    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, serving: str = "") -> Pending[Forward]:
         """See ``runner.run.Run``."""
         tensors, cotangents = dict(inputs.named()), inputs.cotangents
-        if not self._by_autograd or others_first:
+        if not self._by_autograd or others_first or serving:
             tensors = {name: tensor for name, tensor in tensors.items() if name not in cotangents}
-        return self._pending(partial(self._post_forward, case, tensors), self._read_forward)
+        return self._pending(partial(self._post_forward, case, tensors, serving), self._read_forward)
 
-    def _post_forward(self, case: Case, tensors: Mapping[str, Tensor]) -> _Posted:
-        posted = self._post("forward", case, tensors, {}, graph=self._by_autograd)
-        if self._by_autograd:
+    def _post_forward(self, case: Case, tensors: Mapping[str, Tensor], serving: str) -> _Posted:
+        has_graph = self._by_autograd and not serving
+        posted = self._post("forward", case, tensors, {}, graph=has_graph, serving=serving)
+        if has_graph:
             self._floor = posted.space.next
         return posted
 

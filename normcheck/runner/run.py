@@ -7,10 +7,13 @@ A caller asks for a call first and collects its result later, so that another pr
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Generic, Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
@@ -23,6 +26,11 @@ from normcheck.runner.arena import Arena, Region, Stray, Surroundings
 from normcheck.runner.surrounded import surrounded
 
 T = TypeVar("T")
+
+SERVING: Mapping[str, Callable[[], AbstractContextManager[object]]] = MappingProxyType(
+    {"torch.no_grad()": torch.no_grad, "torch.inference_mode()": torch.inference_mode}
+)
+"""The modes in which engines serve, by what is written there."""
 
 
 class Pending(Generic[T]):
@@ -53,8 +61,10 @@ class Forward:
 class Run(Protocol):
     """The calls of one run. They share an arena, and the plain values that the first forward returned."""
 
-    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False) -> Pending[Forward]:
-        """Ask for a forward. ``others_first``: gradients through y are wanted only after other calls."""
+    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, serving: str = "") -> Pending[Forward]:
+        """Ask for a forward. ``others_first``: gradients through y are wanted only after other calls; ``serving``: none
+        are, under the one of SERVING with this name.
+        """
         ...
 
     def backward(self, case: Case, inputs: Inputs, saved: Mapping[str, Tensor]) -> Pending[dict[str, Tensor]]:
@@ -80,9 +90,17 @@ class LocalRun:
         self._implementation = implementation
         self._arena = Arena(surroundings)
 
-    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False) -> Pending[Forward]:
+    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, serving: str = "") -> Pending[Forward]:
         """See ``Run``."""
+        if serving:
+            return Pending(partial(self._serving, case, inputs, serving))
         return Pending(partial(self._forward, case, inputs))
+
+    def _serving(self, case: Case, inputs: Inputs, mode: str) -> Forward:
+        with SERVING[mode]():
+            outputs = call.forward(self._implementation, case, inputs, self._arena)
+        plain = {name: t.clone() if t.is_inference() else t for name, t in outputs.items()}  # one may write to it
+        return Forward(plain, lambda cotangents: {})
 
     def _forward(self, case: Case, inputs: Inputs) -> Forward:
         if self._implementation.backward is not None or OPS[case.op].quantises:

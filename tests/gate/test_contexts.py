@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -127,24 +126,6 @@ def test_the_first_case_of_a_context_has_a_bias_if_any_has() -> None:
     lines = [LINE.format(m=9, n=33) + more for more in (" weight_dtype=fp32 bias=none", "", " bias=none")]
     ragged, even, _ = contexts.chosen([parsed(line.replace("rmsnorm", "layernorm")) for line in lines], "cpu")
     assert ragged.bias and not even.bias
-
-
-def packed_in_serving(x: torch.Tensor, weight: torch.Tensor, bias: None, *, eps: float) -> torch.Tensor:
-    """Wrong: if nobody wants gradients, rows are taken to lie one behind the other."""
-    if not torch.is_grad_enabled():
-        x = x.as_strided(x.shape, (x.shape[1], 1))
-    return kernels.plain(x, weight, eps)[0]
-
-
-def test_rows_that_lie_apart_do_so_without_gradients_too() -> None:
-    cell = Cell(OPS["rmsnorm"], Implementation(name="mine", op="rmsnorm", forward=packed_in_serving), "fp16", "mine.py")
-    plan = Plan((cell,), PROFILES["quick"], 0, "cpu", 120.0, contexts=("inference",))
-    packed = parsed(LINE.format(m=9, n=33) + " bias=none")
-    apart = replace(packed, layout="x_strided", gap=8)
-    with session_of(cell.implementation):
-        assert not failing_in_context(cell, plan, [packed], used=1.0)[0]
-        (failed,), _ = failing_in_context(cell, plan, [packed], used=1.0, apart=[apart])
-    assert failed.case.layout == "x_strided" and [problem.check for problem in failed.problems] == ["inference"]
 
 
 class FrozenInput(kernels.Right):
