@@ -29,7 +29,9 @@ EPS = (1e-5, 1e-3, 1e-1, 1e-6, 1e-8, 0.5, 1e-12)
 CLIPS = (RELU6, (0.0, 1.0), (-1.0, 1.0), (-0.5, 2.0))
 """Limits of a clamped op, exact in every dtype: for others, conventions differ on whether the limit is rounded."""
 
-MODEL_SIZES = (896, 1280, 2304, 2560, 2816, 3072, 3584, 5120, 6144, 7168, 11008, 12288, 14336)
+MODEL_SIZES = (
+    *(896, 1280, 2304, 2560, 2816, 2880, 3072, 3584, 3840, 4608, 5120, 5376, 6144, 6656, 7168, 11008, 12288, 14336),
+)
 """Hidden sizes of well-known models."""
 
 MODEL_POWERS = (4096, 1024, 2048, 512, 8192, 256)

@@ -172,7 +172,8 @@ class Case:
         if self.layout == RANK4:
             rest = self.M // self.batch
             inner = divisor_near_root(rest)
-            return self.batch, inner, rest // inner, self.N
+            sides = inner, rest // inner  # one of them is 1 if the rest is a prime, by turns
+            return self.batch, *(sides[::-1] if self.seed % 2 else sides), self.N
         return (self.M, self.N) if self.rank == 2 else (self.batch, self.M // self.batch, self.N)
 
     @property

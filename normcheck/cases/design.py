@@ -23,11 +23,11 @@ from normcheck.cases.claims import REFUSABLE, Claims
 from normcheck.cases.core_sizes import CoreSizes
 from normcheck.cases.depth import Depth
 from normcheck.cases.goals import Extent, Goals, axes_of, goals, sizes_of
-from normcheck.cases.layouts import EXPANDED, HEADS, OF_WEIGHTS, STRIDED
+from normcheck.cases.layouts import EXPANDED, HEADS, OF_WEIGHTS
 from normcheck.cases.missing import Missing
 from normcheck.cases.opening import BATCHES, LONG_ROWS, NEUTRAL, opening
 from normcheck.cases.ops import OPS
-from normcheck.cases.planned import GAPS, HEAD_GAPS, Planned, Size, covers, gap_at, goals_of
+from normcheck.cases.planned import Planned, Size, covers, gap_at, gap_of, goals_of
 from normcheck.cases.worth import Worth
 
 ALL_OPENED = 1000
@@ -170,7 +170,8 @@ class Design:
             said = values["weight"] if axis in OF_WEIGHT else True
             chosen[axis] = _expanded(axis, values[axis], size.M) if said else ()
         seed = random.Random(f"{self._seed} {self.number}").randrange(1, 10**6) if self._seed else self.number
-        values.setdefault("gap", _gap(size.N, values["layout"], 0 if self._steady else self.number))
+        place = size.N, values["layout"]
+        values.setdefault("gap", gap_at(*place) if self._steady else gap_of(*place, self.number))
         case = _case(self._claims, size, values, seed)
         if "probe" in values:
             return Planned(case, values["probe"])
@@ -255,12 +256,3 @@ def _case(claims: Claims, size: Size, values: Mapping[str, Any], seed: int) -> C
         options=claims.op.clips(values.get("clips", ())),
         **{axis: values[axis] for axis in _OF_SOME_OPS if axis in values},
     )
-
-
-def _gap(n: int, layout: str, number: int) -> int:
-    """The gap of the case of this ``number``; 0: that of ``gap_at``."""
-    if not number:
-        return gap_at(n, layout)
-    if layout == HEADS:
-        return HEAD_GAPS[number % len(HEAD_GAPS)]
-    return GAPS[number % len(GAPS)] if layout in STRIDED else 0

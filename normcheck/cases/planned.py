@@ -10,10 +10,12 @@ from typing import Any
 from normcheck.cases.axes import Pair, Value, covered, pairs_of, parts_of, values_of
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
-from normcheck.cases.layouts import HEADS, LAYOUTS, STRIDED
+from normcheck.cases.layouts import HEADS, LAYOUTS, ROWS_APART, STRIDED
 
 GAPS = (3, 8, 1, 64)
-"""The gaps of a core's strided tensors, in elements; 8 keeps rows of 16-bit elements aligned to 16 bytes."""
+"""The gaps of a core's strided tensors, in elements; 8 keeps rows of 16-bit elements aligned to 16 bytes, and 64 stands
+for 2 N if that is more, as of a chunk of a projection to three.
+"""
 
 HEAD_GAPS = (0, 0, 8, 0, 0, 64)
 """The gaps behind heads. Elsewhere heads lie side by side, or so that each begins at an aligned address."""
@@ -62,8 +64,14 @@ class Size:
     together: tuple[Any, ...]
 
 
+def gap_of(n: int, layout: str, number: int) -> int:
+    """The gap of this ``number`` among those of cases of an N and a layout."""
+    if layout == HEADS:
+        return HEAD_GAPS[number % len(HEAD_GAPS)]
+    gap = GAPS[number % len(GAPS)] if layout in STRIDED else 0
+    return max(gap, 2 * n) if gap == GAPS[-1] and layout in ROWS_APART else gap
+
+
 def gap_at(n: int, layout: str) -> int:
     """The gap where a kernel may be compiled for its divisibility: the same in all cases of this N and layout."""
-    if layout == HEADS:
-        return HEAD_GAPS[n // 8 % len(HEAD_GAPS)]
-    return GAPS[(n + LAYOUTS.index(layout)) % len(GAPS)] if layout in STRIDED else 0
+    return gap_of(n, layout, n // 8 if layout == HEADS else n + LAYOUTS.index(layout))

@@ -11,6 +11,9 @@ STATISTICS = ("mean", "rstd")
 GRADIENTS = ("dx", "dw", "db")
 """The gradients that a backward returns, dw only with a weight, db only with a bias."""
 
+OF_PARAMETERS = ("dw", "db")
+"""Those of what a layer learns."""
+
 RESIDUAL, RESIDUAL_OUT, DRESIDUAL = "residual", "residual_out", "dresidual"
 """The input that an op adds to x, the sum that it stores, and the gradient of the input."""
 

@@ -18,7 +18,7 @@ class Ask:
     """``depth``: how far the case is probed, unless it is too large. ``floors``: output -> ratio below which details
     are not needed. ``conventions``: those that the kernel may have, None: any that the implementation leaves open.
     ``model`` replaces the one that the implementation declares. ``watch`` is called with all that is compared.
-    ``serving``: it is also called as where it serves, see ``checks.serving``.
+    ``other_modes``: it is also called in another mode of torch, see ``checks.other_modes``.
     ``upcoming``: a case that may come next, whose inputs are made while the kernel's process is at work. ``fused``: the
     fused judge may judge it, see ``oracle.judging``. ``patient``: a case that is late is run once more.
     """
@@ -28,7 +28,7 @@ class Ask:
     conventions: tuple[Convention, ...] | None = None
     model: Model | None = None
     watch: Callable[[Expectation], None] | None = None
-    serving: bool = True
+    other_modes: bool = False
     upcoming: Case | None = None
     fused: bool = False
     patient: bool = True

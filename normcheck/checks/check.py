@@ -24,10 +24,10 @@ from normcheck.checks.contract import Problem, is_judgeable, usable_outputs
 from normcheck.checks.conventions import Fitting, fitting, predicted
 from normcheck.checks.gradients import Gradients, InFlight, autograd_checks, backward_checks, gradient_names
 from normcheck.checks.observe import Seen, Started, by_autograd, strays, written
+from normcheck.checks.other_modes import mode_of, wrong_in
 from normcheck.checks.probes import probe
 from normcheck.checks.refusal import refusal
 from normcheck.checks.rerun import Probed, Subject
-from normcheck.checks.serving import INFERENCE, is_served, served
 from normcheck.checks.undeclared import undeclared
 from normcheck.circumstances import WRONG, InContext
 from normcheck.contexts.kernel import Launched
@@ -157,11 +157,12 @@ def check(
     subject = _subject(running, result, saved, second)
     probed = probe(subject, rows=depth == Depth.ROWS and not result.failed)
     result = replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
-    problem = served(subject) if ask.serving and not result.failed and is_served(implementation, op, case) else None
+    mode = mode_of(implementation, op, case, device) if ask.other_modes and not result.failed else ""
+    problem = wrong_in(mode, subject) if mode else None
     if problem is None:
         return result
     how = InContext(status=WRONG, cases=1, why=problem.message)
-    return replace(result, problems=(problem,), contexts={INFERENCE: how})
+    return replace(result, problems=(problem,), contexts={problem.check: how})
 
 
 def _only(name: str, named: Mapping[str, Tensor]) -> dict[str, Tensor]:

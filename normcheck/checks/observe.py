@@ -66,14 +66,14 @@ def start(
     surroundings: Surroundings,
     *,
     others_first: bool = False,
-    serving: str = "",
+    mode: str = "",
 ) -> Started:
-    """Start a run on copies of ``inputs``; ``others_first``, ``serving`` as for ``runner.run.Run.forward``."""
+    """Start a run on copies of ``inputs``; ``others_first``, ``mode`` as for ``runner.run.Run.forward``."""
     around = surroundings.inputs
     before = inputs if around is NAN else inputs.each(lambda t: guard_bands.copy(t, around))
     given = before.each(lambda t: guard_bands.copy(t, NAN))
     run = session_of(implementation).run(surroundings)
-    forward = run.forward(case, given, others_first=others_first, serving=serving)
+    forward = run.forward(case, given, others_first=others_first, mode=mode)
     return Started(surroundings, before, given, run, forward)
 
 

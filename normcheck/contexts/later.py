@@ -28,6 +28,10 @@ _STATE: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = Mappin
         "torch.get_default_dtype()": (torch.get_default_dtype, torch.set_default_dtype),
         "torch.get_default_device()": (torch.get_default_device, _set_default_device),
         "torch.is_grad_enabled()": (torch.is_grad_enabled, torch.set_grad_enabled),
+        "torch.get_float32_matmul_precision()": (
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+        ),
         "torch.initial_seed()": (torch.initial_seed, torch.manual_seed),  # a random number that is drawn leaves it
     }
 )

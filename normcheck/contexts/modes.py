@@ -14,11 +14,10 @@ from torch import Tensor
 
 from normcheck.cases import guard_bands
 from normcheck.cases.inputs import GRADIENT_OF, Inputs
-from normcheck.cases.tensor_names import RESIDUAL_OUT
+from normcheck.cases.tensor_names import OF_PARAMETERS, RESIDUAL_OUT
 from normcheck.contexts.kernel import Kernel, NotTried, Step, both, copied, fill
 from normcheck.errors import Broken
 
-_PARAMETERS = ("dw", "db")
 _WANTED_BY_NOBODY = "with no input that wants a gradient"
 
 
@@ -77,7 +76,7 @@ def frozen(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         raise NotTried("its backward is a function of its own, and not asked for some gradients only")
     if len(names) < 2:
         raise NotTried("one input alone has a gradient")
-    of_data = tuple(name for name in names if name not in _PARAMETERS)
+    of_data = tuple(name for name in names if name not in OF_PARAMETERS)
     others = [tuple(each for each in names if each != name) for name in names] if not kernel.is_compiled() else []
     for wanted in dict.fromkeys([of_data, *((name,) for name in names), *others]):
         called = kernel.forward(copied(first), wanted=wanted)

@@ -25,13 +25,13 @@ class Expected:
         """Bool: the elements of which nothing is said."""
         return (self.low == -torch.inf) & (self.high == torch.inf)
 
-    def holds(self, returned: Tensor) -> bool:
-        """Whether every element that was ``returned`` lies within."""
+    def holds(self, returned: Tensor) -> Tensor:
+        """Bool: whether each element that was ``returned`` lies within, or nothing is said of it."""
         got = returned.double().reshape(self.low.shape)
         inside = (got >= self.low) & (got <= self.high)
         unknown = ~(torch.isfinite(self.low) & torch.isfinite(self.high))
         overflow = unknown & ~torch.isfinite(got)
-        return bool((inside | overflow | self.unbounded).all())
+        return inside | overflow | self.unbounded
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,7 +28,8 @@ from normcheck.diagnosis import gated, grouped, instead, l2norm, modulated, rota
 from normcheck.diagnosis.evidence import Evidence, evidence, other_ways, ways
 from normcheck.diagnosis.faults.fault import Fault, biased_ops
 from normcheck.diagnosis.faults.statistics import ALWAYS, stale_eps
-from normcheck.diagnosis.fit import explains, is_wrong, predicted
+from normcheck.diagnosis.fit import explains, predicted
+from normcheck.diagnosis.fit import tells as tells_fault
 from normcheck.diagnosis.formula import TEXTBOOK, Way
 from normcheck.diagnosis.known import known
 from normcheck.oracle.special import is_special
@@ -178,7 +179,7 @@ def _is_told(left: list[_Candidate], found: list[Evidence]) -> bool:
     if len({fault.name for fault, _ in left}) != 1 or len(found) < 2:
         return False
     (fault, way), *_ = left
-    return fault.formula is TEXTBOOK or any(is_wrong(one, way) and predicted(fault.formula, one, way) for one in found)
+    return fault.formula is TEXTBOOK or any(tells_fault(fault.formula, one, way) for one in found)
 
 
 def _explanation(op: Op, left: list[_Candidate], found: list[Evidence], others: int) -> Explanation:

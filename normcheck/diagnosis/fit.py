@@ -34,19 +34,26 @@ def explains(formula: Formula, found: Evidence, way: Way) -> bool:
 
 def predicted(formula: Formula, found: Evidence, way: Way) -> int:
     """Of how many elements ``formula`` says where they lie: not of those whose bound is infinite."""
+    return sum(int((~each.unbounded).sum()) for each in _every(formula, found, way))
+
+
+def tells(formula: Formula, found: Evidence, way: Way) -> bool:
+    """Whether ``formula`` says where an element lies that the textbook has elsewhere. At N = 1 a division by N - 1 says
+    nothing of y, and of all else what the textbook does.
+    """
+    usual = {each.output: each.holds(found.returned[each.output]) for each in _every(TEXTBOOK, found, way)}
+    own = (each for each in _every(formula, found, way) if each.output in usual)
+    return any(bool((~usual[each.output] & ~each.unbounded).any()) for each in own)
+
+
+def _every(formula: Formula, found: Evidence, way: Way) -> list[Expected]:
     with torch.no_grad():
         before = _usual(found, way) if _has_usual_forward(formula) else forward(formula, found, way)
-        every = chain(before.expected, _of_backward(formula, found, before))
-        return sum(int((~e.unbounded).sum()) for e in every)
-
-
-def is_wrong(found: Evidence, way: Way) -> bool:
-    """Whether the textbook does not explain it."""
-    return not explains(TEXTBOOK, found, way)
+        return [*before.expected, *_of_backward(formula, found, before)]
 
 
 def _inside(found: Evidence) -> Callable[[Expected], bool]:
-    return lambda expected: expected.holds(found.returned[expected.output])
+    return lambda expected: bool(expected.holds(found.returned[expected.output]).all())
 
 
 def _has_usual_forward(formula: Formula) -> bool:

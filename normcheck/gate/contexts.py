@@ -31,6 +31,8 @@ _FEW_ROWS, _ROWS = range(8, 65), range(65, 513)
 """Rows of a ragged case, as in decoding, and of the others: enough for a blend to tell, and not so many that a kernel
 of one row at a time takes seconds."""
 
+_SHORT = 1024
+
 _MANY_ROWS = {"cpu": _ROWS, "cuda": range(2048, 1 << 15)}
 """Rows of a case that fills the device: on a GPU as in training, where sums over rows are split, or begun elsewhere."""
 
@@ -120,7 +122,8 @@ def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
             misses = case.M % 2 == 0  # several threads leave a rest of an odd number
         bare, cast = case.weights == NO_WEIGHT, case.weight_dtype == "same"  # in fp32 a weight is its own cast
         other = case.bias != ragged, cast == ragged
-        return (_outside(case, elements), bare, case.M not in rows, misses, *other, case.M * case.N)
+        short = case.N <= _SHORT  # a way for longer rows is what models take
+        return (_outside(case, elements), bare, case.M not in rows, short, misses, *other, case.M * case.N)
 
     ragged = min(ran, key=lambda case: badness(case, _SMALL, _FEW_ROWS, ragged=True))
     even = min(ran, key=lambda case: badness(case, _SMALL, _ROWS))

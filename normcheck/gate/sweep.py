@@ -221,7 +221,7 @@ def _first_failing(
     ) -> tuple[Result, float]:
         began, compiling = time.perf_counter(), judging.compiling_seconds()
         if done is None:
-            asked = replace(tally.ask, depth=planned.probe, upcoming=upcoming, serving=bool(plan.contexts))
+            asked = replace(tally.ask, depth=planned.probe, upcoming=upcoming, other_modes=bool(plan.contexts))
             in_turn.ask(in_turn.of(planned.case))
             result = run_surely(cell, planned.case, plan, asked)
             in_turn.note(time.perf_counter() - began)
@@ -257,7 +257,7 @@ def _first_failing(
                 if asked.step is None:
                     ahead.stop()
                 room = max(0, plan.most - tally.cases + replayed - 1)
-                beside.look(asked.planned, replace(tally.ask, serving=bool(plan.contexts)), room, sequence.coming)
+                beside.look(asked.planned, replace(tally.ask, other_modes=bool(plan.contexts)), room, sequence.coming)
                 done = beside.result(asked.planned, tally.conventions)
                 if done is not None and died(done.result):  # it may be another's victim
                     once_more, done = (() if timed_out(done.result) else done.result.after), None

@@ -104,6 +104,7 @@ class Tally:
         if result.seen.refused:
             _count_reason(self.backward_refused, result.seen.refused)
         self.cases += 1
+        self.contexts.update(result.contexts)
         self.late |= result.late
         self.shapes.add((result.case.M, result.case.N))
         for axis, size in self.sizes:

@@ -92,7 +92,7 @@ def _forward(state: State, message: Message) -> Message:
         x, run = given["x"], _run(state, message)
         inputs = inputs_of(given)
         with call.poisoned_memory():
-            forward = run.forward(_plain_case(message, x), inputs, serving=message["serving"]).result()
+            forward = run.forward(_plain_case(message, x), inputs, mode=message["mode"]).result()
         answer = _returned(state, space, message, given, forward.outputs)
         if not message["graph"]:
             return answer  # the strays come with the answer to backward

@@ -22,7 +22,7 @@ from normcheck.isolation.messages import Message
 from normcheck.isolation.replies import broken_of, copied_out, is_set, performed, raise_failure, stray
 from normcheck.isolation.shared_memory import SharedCopy, Space
 from normcheck.runner.arena import Stray, Surroundings
-from normcheck.runner.run import Forward, Pending
+from normcheck.runner.run import SERVING, Forward, Pending
 
 T = TypeVar("T")
 
@@ -50,16 +50,16 @@ class RemoteRun:
         self._found: list[Stray] = []  # by this process, in memory that it has laid
         self._surroundings = [p.name for p in (surroundings.inputs, surroundings.fresh, surroundings.allocated)]
 
-    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, serving: str = "") -> Pending[Forward]:
+    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, mode: str = "") -> Pending[Forward]:
         """See ``runner.run.Run``."""
         tensors, cotangents = dict(inputs.named()), inputs.cotangents
-        if not self._by_autograd or others_first or serving:
+        if not self._by_autograd or others_first or mode in SERVING:
             tensors = {name: tensor for name, tensor in tensors.items() if name not in cotangents}
-        return self._pending(partial(self._post_forward, case, tensors, serving), self._read_forward)
+        return self._pending(partial(self._post_forward, case, tensors, mode), self._read_forward)
 
-    def _post_forward(self, case: Case, tensors: Mapping[str, Tensor], serving: str) -> _Posted:
-        has_graph = self._by_autograd and not serving
-        posted = self._post("forward", case, tensors, {}, graph=has_graph, serving=serving)
+    def _post_forward(self, case: Case, tensors: Mapping[str, Tensor], mode: str) -> _Posted:
+        has_graph = self._by_autograd and mode not in SERVING
+        posted = self._post("forward", case, tensors, {}, graph=has_graph, mode=mode)
         if has_graph:
             self._floor = posted.space.next
         return posted

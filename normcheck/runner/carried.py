@@ -102,15 +102,15 @@ class CarriedRun:
         self._local, self._carrier = LocalRun(implementation, surroundings), carrier
         self._returned: dict[str, Tensor] = {}  # on the device
 
-    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, serving: str = "") -> Pending[Forward]:
+    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, mode: str = "") -> Pending[Forward]:
         """See ``Run``."""
-        return Pending(lambda: self._forward(case, inputs, serving))
+        return Pending(lambda: self._forward(case, inputs, mode))
 
-    def _forward(self, case: Case, inputs: Inputs, serving: str) -> Forward:
+    def _forward(self, case: Case, inputs: Inputs, mode: str) -> Forward:
         given = dict(inputs.named())
         there = dict(zip(given, self._carrier.bring([*given.values()]), strict=True))
         with self._called(given, there):
-            forward = self._local.forward(case, inputs_of(there), serving=serving).result()
+            forward = self._local.forward(case, inputs_of(there), mode=mode).result()
         outputs = self._brought_back(given, there, forward.outputs)
 
         def by_autograd(cotangents: Mapping[str, Tensor]) -> dict[str, Tensor]:

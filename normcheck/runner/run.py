@@ -6,8 +6,8 @@ A caller asks for a call first and collects its result later, so that another pr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from types import MappingProxyType
@@ -19,6 +19,7 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import OF_PARAMETERS
 from normcheck.contexts.perform import Performed
 from normcheck.impls.implementation import Implementation
 from normcheck.runner import call, graph
@@ -27,10 +28,26 @@ from normcheck.runner.surrounded import surrounded
 
 T = TypeVar("T")
 
-SERVING: Mapping[str, Callable[[], AbstractContextManager[object]]] = MappingProxyType(
-    {"torch.no_grad()": torch.no_grad, "torch.inference_mode()": torch.inference_mode}
+FROZEN, FOUR_THREADS = "with frozen parameters", "with 4 torch threads"
+"""The mode of fine-tuning, in which no gradient of weight and bias is wanted; and one of a CPU of several cores."""
+
+SERVING = ("under torch.no_grad()", "under torch.inference_mode()")
+"""The modes in which engines serve, and no gradient is wanted."""
+
+
+@contextmanager
+def _four_threads() -> Iterator[None]:
+    usual = torch.get_num_threads()
+    torch.set_num_threads(4)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(usual)
+
+
+_SURROUNDING: Mapping[str, Callable[[], AbstractContextManager[object]]] = MappingProxyType(
+    dict(zip(SERVING, (torch.no_grad, torch.inference_mode), strict=True)) | {FOUR_THREADS: _four_threads}
 )
-"""The modes in which engines serve, by what is written there."""
 
 
 class Pending(Generic[T]):
@@ -61,9 +78,9 @@ class Forward:
 class Run(Protocol):
     """The calls of one run. They share an arena, and the plain values that the first forward returned."""
 
-    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, serving: str = "") -> Pending[Forward]:
-        """Ask for a forward. ``others_first``: gradients through y are wanted only after other calls; ``serving``: none
-        are, under the one of SERVING with this name.
+    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, mode: str = "") -> Pending[Forward]:
+        """Ask for a forward. ``others_first``: gradients through y are wanted only after other calls; ``mode``: FROZEN,
+        FOUR_THREADS or one of SERVING, "" for the usual one.
         """
         ...
 
@@ -90,29 +107,28 @@ class LocalRun:
         self._implementation = implementation
         self._arena = Arena(surroundings)
 
-    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, serving: str = "") -> Pending[Forward]:
+    def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, mode: str = "") -> Pending[Forward]:
         """See ``Run``."""
-        if serving:
-            return Pending(partial(self._serving, case, inputs, serving))
-        return Pending(partial(self._forward, case, inputs))
+        return Pending(partial(self._forward, case, inputs, mode))
 
-    def _serving(self, case: Case, inputs: Inputs, mode: str) -> Forward:
-        with SERVING[mode]():
-            outputs = call.forward(self._implementation, case, inputs, self._arena)
-        plain = {name: t.clone() if t.is_inference() else t for name, t in outputs.items()}  # one may write to it
-        return Forward(plain, lambda cotangents: {})
-
-    def _forward(self, case: Case, inputs: Inputs) -> Forward:
-        if self._implementation.backward is not None or OPS[case.op].quantises:
-            return Forward(call.forward(self._implementation, case, inputs, self._arena), lambda cotangents: {})
-        leaves = call.differentiable(inputs)
-        outputs = call.forward(self._implementation, case, leaves, self._arena)
+    def _forward(self, case: Case, inputs: Inputs, mode: str) -> Forward:
+        surrounding = _SURROUNDING.get(mode, nullcontext)
+        if self._implementation.backward is not None or OPS[case.op].quantises or mode in SERVING:
+            with surrounding():
+                outputs = call.forward(self._implementation, case, inputs, self._arena)
+            plain = {name: t.clone() if t.is_inference() else t for name, t in outputs.items()}  # one may write to it
+            return Forward(plain, lambda cotangents: {})
+        of_data = [name for name in inputs.leaves if name not in OF_PARAMETERS]
+        leaves = call.differentiable(inputs, of_data if mode == FROZEN else None)
+        with surrounding():
+            outputs = call.forward(self._implementation, case, leaves, self._arena)
 
         def joined() -> int:
             return graph.joined(outputs["y"], leaves.x) if case.dtype != "fp32" and "y" in outputs else 0
 
         def by_autograd(cotangents: Mapping[str, Tensor]) -> dict[str, Tensor]:
-            return call.autograd(outputs, replace(leaves, **cotangents), self._arena)
+            with surrounding():
+                return call.autograd(outputs, replace(leaves, **cotangents), self._arena)
 
         return Forward(outputs, by_autograd, joined)
 
