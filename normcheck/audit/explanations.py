@@ -92,6 +92,7 @@ _RIGHT = {
     "shift_missing": "mM10",
     "round_factor_io": "mM17",
     "round_factor_none": "mM18",
+    "round_factor_apart": "mM33",
     # groups of rows
     "first_group": "mT05 mT14",
     "bias_of_first_group": "mT09",

@@ -18,8 +18,8 @@ from normcheck.audit.mutants.channels import Grouped
 from normcheck.audit.mutants.gated import Gated
 from normcheck.audit.mutants.kernel import CLEAN
 from normcheck.audit.mutants.l2norm import Length
-from normcheck.audit.mutants.modulated import Modulated
 from normcheck.audit.mutants.modulated_add import GatedAdding
+from normcheck.audit.mutants.modulated_kernel import Modulated
 from normcheck.audit.mutants.mutant import Mutant
 from normcheck.audit.mutants.quantised import Quantising
 from normcheck.audit.mutants.regimes import REGIMES, Regime

@@ -341,8 +341,13 @@ def _unfilled(case: Case, device: str) -> Inputs:
         return _with_residual(case, Inputs(x, None, None, dy, **own), device)
     if op.rotary:
         return Inputs(x, None, None, dy, **heads_unfilled(case, torch_dtype(case.weight_format), device))
-    weight = _parameter(case, "weight", device) if case.weight else None
-    bias = _parameter(case, "bias", device) if case.bias else None
+    shape, stride = (case.split.channels,), (1 + (case.layout == WEIGHT_STRIDED),)
+    weight, bias = (
+        placed(shape, stride, torch_dtype(case.weight_format), device, shift=shift_of(case.layout, case.N, name))
+        if getattr(case, name)
+        else None
+        for name in ("weight", "bias")
+    )
     scale = placed((1,), (1,), torch.float32, device) if case.scale in GIVEN_SCALES else None
     gate = _placed(case, GATE, io, device) if op.gated else None
     return _with_residual(case, Inputs(x, weight, bias, dy, scale=scale, gate=gate), device)
@@ -373,18 +378,6 @@ def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
     if name == "dy" and case.layout in EXPANDED:
         stride = (0, int(case.layout == "dy_expanded"))
     return placed((case.M, case.N), stride, dtype, device, shift=shift_of(case.layout, case.N, name))
-
-
-def _parameter(case: Case, name: str, device: str) -> Tensor:
-    """An unfilled weight or bias (N,), or (C,)."""
-    stride = 2 if case.layout == WEIGHT_STRIDED else 1
-    return placed(
-        (case.split.channels,),
-        (stride,),
-        torch_dtype(case.weight_format),
-        device,
-        shift=shift_of(case.layout, case.N, name),
-    )
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:

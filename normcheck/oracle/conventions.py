@@ -110,7 +110,11 @@ OF_MODULATIONS: Mapping[str, Mapping[Any, str]] = MappingProxyType(
             }
         ),
         _ROUND_FACTOR: MappingProxyType(
-            {"none": "computes 1 + scale in fp32", "io": "rounds 1 + scale to the dtype of scale"}
+            {
+                "none": "computes 1 + scale in fp32",
+                "io": "rounds 1 + scale to the dtype of scale",
+                modulated.APART: "adds xhat to its rounded product with scale, as x + x * scale of eager torch",
+            }
         ),
         _ROUND_GATED: MappingProxyType(
             {
@@ -203,7 +207,14 @@ def candidates(op: Op, model: Model) -> tuple[Convention, ...]:
     """Every convention that a kernel of this ``model`` may have; one, (), if it leaves nothing open."""
     left = {key: values for key, values in keys(op).items() if getattr(model, key) == OPEN}
     every = (tuple(zip(left, values, strict=True)) for values in product(*left.values()))
-    return tuple(dict.fromkeys(each if op.modulated or op.rotary else _without_idle(each, model) for each in every))
+    if op.modulated:
+        return tuple(each for each in every if not _is_idle(with_convention(model, each)))
+    return tuple(dict.fromkeys(each if op.rotary else _without_idle(each, model) for each in every))
+
+
+def _is_idle(model: Model) -> bool:
+    """Whether a modulated norm leaves out 1 + scale, and does not round each step: then nothing tells that."""
+    return model.round_factor == modulated.APART and model.rounding != EACH
 
 
 def _without_idle(convention: Convention, model: Model) -> Convention:
@@ -223,9 +234,10 @@ def plainest(convention: Convention, case: Case) -> Convention:
     gates_residual = OPS[case.op].gates_residual
     values: dict[str, str | int] = {_SUM: residual.SUMS[0], _ROUND: ROUNDS[0], _ROUNDING: ROUNDINGS[0]}
     values |= {_ROUND_GATED: ROUND_GATED[0], _GROUP: GROUPS[0], _ROUND_FACTOR: ROUND_FACTOR[0]}
-    first[_ROUND_FACTOR] = case.weight_format == "fp32"
+    wide = case.weight_format == "fp32"
+    first[_ROUND_FACTOR] = fp32 or (wide and dict(convention).get(_ROUND_FACTOR) != modulated.APART)
     if gates_residual:
-        first[_ROUND_GATED], values[_ROUND_GATED] = first[_ROUND_FACTOR], ROUND_PRODUCT[0]
+        first[_ROUND_GATED], values[_ROUND_GATED] = wide, ROUND_PRODUCT[0]
     if (dict(convention).get(_EPS) == MEAN and case.N == 1) or case.eps == 0:  # nothing is added, or as much
         first[_EPS], values[_EPS] = True, SUM
     still = case.angles == "zero" and case.rows not in NOT_FINITE  # infinity times 0 is NaN in the other column

@@ -6,10 +6,10 @@ with a scale and a shift for each sample, which is S rows of a batch. So row by 
 and a bias of its own, and dscale and dshift are dw and db of a sample's rows.
 
 What is rounded is a convention, two keys of a model. The ``rounding`` to the dtype of x happens once, at the store of
-y, or there and of xhat, or after each step: xhat, its product with the factor, and the sum with the shift. The factor
-1 + scale is computed in fp32, or ``round_factor`` says that it is rounded to the dtype of scale. With a scale in fp32
-beside x in half precision the two are one, and by promotion every step after xhat is in fp32; a kernel may round its
-product even so.
+y, or there and of xhat, or after each step: xhat, its product with the factor, and the sum with the shift. The factor 1
++ scale is computed in fp32, or ``round_factor`` says that it is rounded to the dtype of scale, or is never formed. With
+a scale in fp32 beside x in half precision the two are one, and by promotion every step after xhat is in fp32; a kernel
+may round its product even so.
 """
 
 from __future__ import annotations
@@ -35,8 +35,11 @@ from normcheck.oracle.rounding import NO_ROOM, Bound, Rules, plus_store, store
 ROUNDINGS = (ONCE, NORMED, EACH)
 """What is rounded to the dtype of x: y; xhat and y; each step. The tightest first."""
 
-ROUND_FACTOR = ("none", IO)
-"""Whether 1 + scale is rounded to the dtype of scale before it multiplies, the tightest first."""
+APART = "apart"
+ROUND_FACTOR = ("none", IO, APART)
+"""Whether 1 + scale is rounded to the dtype of scale before it multiplies, the tightest first; or never formed: each
+step is rounded, and xhat is added to its product with scale, which is one.
+"""
 
 
 def rows_of_sample(case: Case) -> int:
@@ -78,12 +81,15 @@ def modulated(rules: Rules, case: Case, rows: Rows, inputs: Inputs, first: int, 
         factor = rounded(exact, fmt)
         off = torch.maximum(rounded(exact + by, fmt) - factor, factor - rounded(exact - by, fmt))
     else:
-        by_product = size * (0.0 if normed and each else rules.count["factor"])
+        in_one = normed and each and model.round_factor != APART
+        by_product = size * (0.0 if in_one else rules.count["factor"])
         off = rules.u * (torch.maximum(factor.abs(), by_product) if normed else by_product)
     off = torch.where(factor == 0, 0.0, off)
     at = torch.arange(first, end, device=scale.device) // max(rows_of_sample(case), 1) - samples.start
     wide = narrow and fmt.name == model.accumulate
-    own = Modulation(factor[at], off[at], shift[at], samples.stop - samples.start, normed, normed and each, wide)
+    each &= normed
+    apart = model.round_factor == APART and each
+    own = Modulation(factor[at], off[at], shift[at], samples.stop - samples.start, normed, each, wide, apart)
     return replace(rows, modulation=own)
 
 
@@ -115,11 +121,13 @@ def _of_rounded(rules: Rules, rows: Rows, given: StatisticsBound, io: Format, fm
     product = torch.maximum(-lowest, highest) * rules.u + rules.eta * (1 + own.factor.abs()) * some
     lowest, highest, p = lowest - product, highest + product, cast.value * own.factor
     low, high = lowest, highest
-    if own.each:
+    if own.apart and not own.wide:
+        low, high, p = _plus_product(rules, cast, own.factor - 1, io)
+    elif own.each:
         low, high = rounded(lowest, io), rounded(highest, io)
     if own.each and own.wide:
         low, high = torch.minimum(low, lowest), torch.maximum(high, highest)
-    elif own.each:
+    elif own.each and not own.apart:
         p = rounded(p, io)
     y, largest = p + own.shift, torch.maximum(-low, high)
     add = torch.minimum((y.abs() + high - low) * rules.u, largest) + torch.where(
@@ -128,6 +136,16 @@ def _of_rounded(rules: Rules, rows: Rows, given: StatisticsBound, io: Format, fm
     add += (p.abs() + own.shift.abs()) * 2.0**-51 * some  # the reference's own rounding
     steps = {"xhat and product near the middle of two": torch.maximum(high - p, p - low), "sum": add}
     return Forward(p, y, y), _stored(rules, y, high - p + add, p - low + add, fmt, steps)
+
+
+def _plus_product(rules: Rules, cast: casting.Cast, scale: Tensor, io: Format) -> tuple[Tensor, Tensor, Tensor]:
+    """The least and the largest of xhat plus its product with scale, and the reference's; each step is rounded."""
+    ends = torch.stack([cast.low * scale, cast.high * scale])
+    off = ends.abs().amax(0) * rules.u + rules.eta
+    lowest, highest = cast.low + rounded(ends.amin(0) - off, io), cast.high + rounded(ends.amax(0) + off, io)
+    off = torch.maximum(-lowest, highest) * rules.u
+    value = rounded(cast.value + rounded(cast.value * scale, io), io)
+    return rounded(lowest - off, io), rounded(highest + off, io), value
 
 
 def _stored(rules: Rules, y: Tensor, above: Tensor, below: Tensor, fmt: Format, parts: Mapping[str, Tensor]) -> YBound:
@@ -161,7 +179,8 @@ def gradients(
     """
     own = _of(rows)
     part = Block(rows, reference.backward(op, rows, own.factor, dy), dy, given)
-    off, of_sum = dy.abs() * own.off, rows.xh_off
+    by_autograd = (own.factor - 1).abs() * (io.u * own.apart)  # the rounding of dy times scale
+    off, of_sum = dy.abs() * (own.off + by_autograd), rows.xh_off
     if apart is not None:
         of_sum = apart if of_sum is None else of_sum + apart
     if own.normed:

@@ -37,7 +37,8 @@ class Modulation:
     ``samples``, of each as many.
 
     ``off``: how far a kernel's factor may be from this one. ``normed``: xhat is rounded to the dtype of x; ``each``: so
-    is its product; ``wide``: that product may be left in fp32, as scale and shift have it.
+    is its product; ``wide``: that product may be left in fp32, as scale and shift have it; ``apart``: so is its product
+    with scale, to which it is added.
     """
 
     factor: Tensor
@@ -47,6 +48,7 @@ class Modulation:
     normed: bool
     each: bool
     wide: bool
+    apart: bool
 
 
 @dataclass(frozen=True)

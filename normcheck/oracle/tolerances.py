@@ -63,7 +63,7 @@ _CHOICES: Mapping[str, tuple[str, ...]] = {
     "pairs": ("any", "neox", "interleaved"),
     "round_gated": ("any", "io", "none"),
     "eps": ("any", "sum", "max", "mean"),
-    "round_factor": ("any", "none", "io"),
+    "round_factor": ("any", "none", "io", "apart"),
 }
 
 _MOST_RSQRT_ULP = 16

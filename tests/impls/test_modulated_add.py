@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from normcheck.audit.mutants.modulated import Modulated
 from normcheck.audit.mutants.modulated_add import GatedAdding
+from normcheck.audit.mutants.modulated_kernel import Modulated
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
 from normcheck.checks.ask import UNPROBED

@@ -1,199 +1,22 @@
-"""Modulated norms: their correct kernels on both sides of each convention, and faults of samples, scale and shift.
-
-``Modulated`` is a kernel of steps, as ``kernel.py`` has them for plain norms. A variant states those that it changes.
-"""
+"""Modulated norms: their correct kernels on both sides of each convention, and faults of samples, scale and shift."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from normcheck.audit.mutants.correct import pairwise, sequential
 from normcheck.audit.mutants.kernel import HALF, chain_in, packed, rounded
+from normcheck.audit.mutants.modulated_kernel import Call, Modulated, centred_of, mean_of, plus_product_of
 from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations, mutant_of
 from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
 
 OPS = tuple(op.name for op in table.MODULATED)
 TILE = 8  # rows that a faulty kernel takes at a time
-
-
-@dataclass(kw_only=True)
-class Call:
-    """One call: the inputs as stored and in fp32, and every step's result under its name; ``io``, to which it rounds.
-
-    Shapes: x, xh, f, p, y, dy, wd (M, N); m, r (M, 1); sample (M,); s, t (the scale and the shift) (B, N).
-    """
-
-    kernel: Modulated
-    x_io: Tensor
-    scale_io: Tensor
-    shift_io: Tensor
-    eps: float
-    dy_io: Tensor | None = None
-    io: torch.dtype = torch.float32
-
-    x: Tensor = field(init=False)
-    sample: Tensor = field(init=False)
-    s: Tensor = field(init=False)
-    t: Tensor = field(init=False)
-    m: Tensor | None = field(init=False)
-    r: Tensor = field(init=False)
-    xh: Tensor = field(init=False)
-    f: Tensor = field(init=False)
-    p: Tensor = field(init=False)
-    dy: Tensor = field(init=False)
-    wd: Tensor = field(init=False)
-
-    def __post_init__(self) -> None:
-        self.B, self.S, self.N = self.x_io.shape
-        self.M = self.B * self.S
-        work = self.kernel.work
-        self.x = self.x_io.reshape(self.M, self.N).to(work)
-        self.sample = self.kernel.samples(self)
-        self.s, self.t = self.kernel.read_scale(self).to(work), self.kernel.read_shift(self).to(work)
-
-    @property
-    def rows(self) -> Tensor:
-        """The number of each row, (M,)."""
-        return torch.arange(self.M, device=self.x_io.device)
-
-    def narrow(self, t: Tensor) -> Tensor:
-        """``t``, rounded to the dtype of x if each step is."""
-        return rounded(t, self.io) if self.kernel.each else t
-
-    def summed(self, t: Tensor) -> Tensor:
-        """(M, N) -> (B, N): the sum over the rows of each sample."""
-        parts = t.reshape(self.B, self.S, self.N).transpose(0, 1).reshape(self.S, -1)
-        return self.kernel.reduce_m(parts).reshape(self.B, self.N)
-
-
-Step = Callable[[Call], Tensor]
-
-
-def _factor(c: Call) -> Tensor:
-    """1 + scale, rounded to the dtype of scale if that is the convention."""
-    factor = 1 + c.s
-    return (rounded(factor, c.scale_io.dtype) if c.kernel.round_factor else factor)[c.sample]
-
-
-def _product(c: Call) -> Tensor:
-    """xhat times the factor; with a scale in fp32 torch has it in fp32, and a kernel may round it even so."""
-    p = c.xh * c.f
-    return c.narrow(p) if (c.scale_io.dtype == c.io or c.kernel.round_wide) and not c.kernel.fused else p
-
-
-def _mean(c: Call, t: Tensor) -> Tensor:
-    return (c.kernel.reduce_n(t.t()) / c.N)[:, None]
-
-
-def _centred(c: Call) -> Tensor:
-    return c.x if c.m is None else c.x - c.m
-
-
-def _rstd(c: Call) -> Tensor:
-    xc = _centred(c)
-    return torch.rsqrt(_mean(c, xc * xc) + c.eps)
-
-
-def _dx(c: Call) -> Tensor:
-    dx = c.wd - c.xh * _mean(c, c.xh * c.wd)
-    return (dx if c.m is None else dx - _mean(c, c.wd)) * c.r
-
-
-@dataclass(frozen=True, kw_only=True)
-class Modulated:
-    """The steps of a modulated norm; the defaults are those of a clean one, which rounds y alone.
-
-    ``each`` and ``round_factor`` are the convention, ``centered`` is that of the op; ``fused``: of xhat and y alone.
-    """
-
-    centered: bool = True
-    each: bool = False
-    fused: bool = False
-    round_factor: bool = False
-    round_wide: bool = False
-    work: torch.dtype = torch.float32
-    reduce_n: Callable[[Tensor], Tensor] = lambda t: t.sum(0)
-    reduce_m: Callable[[Tensor], Tensor] = lambda t: t.sum(0)
-    samples: Step = lambda c: c.rows // max(c.S, 1)
-    read_scale: Step = lambda c: c.scale_io
-    read_shift: Step = lambda c: c.shift_io
-    mean: Step = lambda c: _mean(c, c.x)
-    rstd: Step = _rstd
-    xhat: Step = lambda c: c.narrow(_centred(c) * c.r)
-    factor: Step = _factor
-    product: Step = _product
-    output: Step = lambda c: c.p + c.t[c.sample]
-    # Backward, in this order.
-    factor_b: Step = _factor
-    norm_b: Step = lambda c: _centred(c) * c.r
-    cotangent: Step = lambda c: c.dy * c.f
-    dx: Step = _dx
-    dscale: Step = lambda c: c.summed(c.dy * c.narrow(c.xh))
-    dshift: Step = lambda c: c.summed(c.dy)
-
-    def forward(
-        self,
-        x: Tensor,
-        weight: None,
-        bias: None,
-        *,
-        eps: float,
-        scale: Tensor,
-        shift: Tensor,
-        io: torch.dtype | None = None,
-    ) -> dict[str, Tensor]:
-        """The forward of a modulated op, as ``Implementation.forward``; ``io``: the dtype of y, if not that of x."""
-        c = Call(kernel=self, x_io=x, scale_io=scale, shift_io=shift, eps=eps, io=io or x.dtype)
-        c.m = self.mean(c) if self.centered else None
-        c.r = self.rstd(c)
-        c.xh = self.xhat(c)
-        c.f = self.factor(c)
-        c.p = self.product(c)
-        saved = {} if c.m is None else {"mean": c.m.float()}
-        return {"y": self.output(c).to(c.io).reshape(x.shape), "rstd": c.r.float(), **saved}
-
-    def backward(
-        self,
-        dy: Tensor,
-        x: Tensor,
-        weight: None,
-        bias: None,
-        saved: Mapping[str, Tensor],
-        *,
-        eps: float,
-        scale: Tensor,
-        shift: Tensor,
-        io: torch.dtype | None = None,
-    ) -> dict[str, Tensor]:
-        """The backward of a modulated op, as ``Implementation.backward``; dx has the dtype of x."""
-        c = Call(kernel=self, x_io=x, scale_io=scale, shift_io=shift, eps=eps, dy_io=dy, io=io or x.dtype)
-        c.dy = dy.reshape(c.M, c.N).to(self.work)
-        c.m = saved["mean"].reshape(c.M, 1).to(self.work) if self.centered else None
-        c.r = saved["rstd"].reshape(c.M, 1).to(self.work)
-        c.f, c.xh = self.factor_b(c), self.norm_b(c)
-        c.wd = self.cotangent(c)
-        of_samples = {"dscale": self.dscale(c), "dshift": self.dshift(c)}
-        dx = self.dx(c).to(x.dtype).reshape(x.shape)
-        return {"dx": dx, **{name: t.to(scale.dtype) for name, t in of_samples.items()}}
-
-    @property
-    def declared(self) -> dict[str, Any]:
-        """The convention as a model."""
-        rounding = ("normed" if self.fused else "each") if self.each else "once"
-        return {"rounding": rounding, "round_factor": "io" if self.round_factor else "none"}
-
-    def implementation(self, name: str, op: str, **fields: Any) -> Implementation:
-        """This kernel as an implementation of ``op``; it declares its convention unless ``fields`` say another."""
-        kernel, own = replace(self, centered=table.OPS[op].centered), {"model": self.declared, **fields}
-        return Implementation(name=name, op=op, forward=kernel.forward, backward=kernel.backward, **own)
-
 
 # --- Correct kernels.
 
@@ -203,12 +26,13 @@ _RIGHT: Mapping[str, Modulated] = {
     "modulated_each": Modulated(each=True, round_factor=True),
     "modulated_each_fp32_factor": Modulated(each=True),
     "modulated_each_rounds_wide": Modulated(each=True, round_factor=True, round_wide=True),
+    "modulated_apart": Modulated(each=True, apart=True, cotangent=lambda c: plus_product_of(c, c.dy)),
     "modulated_normed": Modulated(each=True, fused=True),
     "modulated_normed_factor": Modulated(each=True, fused=True, round_factor=True),
     "modulated_normed_plus": Modulated(each=True, fused=True, product=lambda c: c.xh + c.xh * c.s[c.sample]),
     "modulated_xhat_plus": Modulated(product=lambda c: c.xh + c.xh * c.s[c.sample]),
     "modulated_dy_plus": Modulated(cotangent=lambda c: c.dy + c.dy * c.s[c.sample]),
-    "modulated_rstd_in_factor": Modulated(product=lambda c: _centred(c) * (c.r * c.f)),
+    "modulated_rstd_in_factor": Modulated(product=lambda c: centred_of(c) * (c.r * c.f)),
     "modulated_pairwise": Modulated(reduce_n=pairwise, reduce_m=pairwise),
     "modulated_sequential": Modulated(reduce_n=sequential, reduce_m=sequential),
     "modulated_each_sequential": Modulated(each=True, round_factor=True, reduce_n=sequential, reduce_m=sequential),
@@ -353,8 +177,8 @@ MUTANTS: tuple[Mutant, ...] = (
            Modulated(read_shift=lambda c: packed(c.shift_io)), ("y",), kinds=READ_BEYOND,
            when="a strided shift of several samples"),
     _fault("mM14", "the statistics are those of a sample, not of a row", Modulated(
-           mean=lambda c: _mean(c, c.x).reshape(c.B, c.S).mean(1).repeat_interleave(c.S)[:, None],
-           rstd=lambda c: torch.rsqrt(_mean(c, _centred(c).square()).reshape(c.B, c.S).mean(1)
+           mean=lambda c: mean_of(c, c.x).reshape(c.B, c.S).mean(1).repeat_interleave(c.S)[:, None],
+           rstd=lambda c: torch.rsqrt(mean_of(c, centred_of(c).square()).reshape(c.B, c.S).mean(1)
            .repeat_interleave(c.S)[:, None] + c.eps)),
            ("mean", "rstd", "y", "dx", "dscale", "dshift"), when="several rows of a sample"),
     _fault("mM15", "rounds each step, though once is declared", Modulated(each=True), ("y", "dscale"), model=_ONCE,
@@ -365,6 +189,9 @@ MUTANTS: tuple[Mutant, ...] = (
            dtypes=HALF, when="scale in the dtype of x"),
     _fault("mM18", "1 + scale in fp32, though its rounding is declared", Modulated(),
            ("y", "dx"), model=Modulated(round_factor=True).declared, dtypes=HALF, when="scale in the dtype of x"),
+    _fault("mM33", "adds the product with scale, though the rounding of 1 + scale is declared",
+           Modulated(each=True, apart=True), ("y",), model=_EACH, dtypes=HALF,
+           when="scale in the dtype of x"),
     _fault("mM19", "dscale of each sample is summed over the rows of all",
            Modulated(dscale=lambda c: _all_rows(c, c.dy * c.xh)), ("dscale",), when=SEVERAL),
     _fault("mM20", "dshift of each sample is summed over the rows of all",

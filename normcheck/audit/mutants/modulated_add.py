@@ -15,7 +15,8 @@ from torch import Tensor
 
 from normcheck.audit.mutants.correct import pairwise, sequential
 from normcheck.audit.mutants.kernel import HALF, chain_in, packed, rounded, truncated
-from normcheck.audit.mutants.modulated import RAGGED, SEVERAL, TILE, Modulated, plain_norm
+from normcheck.audit.mutants.modulated import RAGGED, SEVERAL, TILE, plain_norm
+from normcheck.audit.mutants.modulated_kernel import Modulated
 from normcheck.audit.mutants.mutant import READ_BEYOND, Mutant, implementations
 from normcheck.cases import ops as table
 from normcheck.impls.implementation import Implementation
