@@ -24,7 +24,7 @@ from normcheck.runner.run import FOUR_THREADS, FROZEN, SERVING
 from normcheck.runner.session import session_of
 
 _OF_A_GRAPH = (*SERVING, *SERVING, FROZEN, FOUR_THREADS)
-_WITHOUT_A_GRAPH = (SERVING[0], "", "", FOUR_THREADS)
+_WITHOUT_A_GRAPH = (SERVING[0], *[""] * 6, FOUR_THREADS)
 """The modes by turns. A kernel that has no graph seldom looks whether a gradient is wanted."""
 
 _SPREAD = 2654435761  # of Knuth: a layout may have each eighth seed

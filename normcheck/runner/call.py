@@ -228,7 +228,7 @@ def autograd(
 
 @contextmanager
 def without_formula() -> Iterator[None]:
-    """Let torch refuse a gradient of an operator by ``torch.library.custom_op`` for which none was registered."""
+    """Let torch refuse a gradient of an operator by ``custom_op`` for which none was registered."""
     try:
         yield
     except RuntimeError as error:

@@ -175,11 +175,11 @@ def turn(case: Case, device: str = "cpu", own: Any = None) -> str:
     return mode_of(mine, OPS["rmsnorm"], case, device)
 
 
-def test_each_mode_has_its_turn_and_a_kernel_without_a_graph_has_some_in_half_of_its_cases() -> None:
+def test_each_mode_has_its_turn_and_a_kernel_without_a_graph_has_some_in_a_quarter_of_its_cases() -> None:
     turns, others = Counter(map(turn, seeds())), Counter(turn(case, own=plain) for case in seeds())
     assert all(15 <= turns[mode] <= 25 for mode in (FROZEN, FOUR_THREADS))
     assert all(35 <= turns[mode] <= 45 for mode in SERVING)
-    assert 50 <= others[SERVING[0]] + others[FOUR_THREADS] <= 70
+    assert 20 <= others[SERVING[0]] + others[FOUR_THREADS] <= 40
     assert {*others} == {SERVING[0], FOUR_THREADS, ""}
     assert FOUR_THREADS not in {turn(case, "cuda") for case in seeds()}
     assert FROZEN not in {turn(replace(case, weights="none")) for case in seeds()}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, library
 
 from normcheck.cases.case import Case
 from normcheck.cases.ops import OPS
@@ -125,7 +125,7 @@ def test_another_signature_is_told_with_the_expected_one(target: Callable[..., A
 def operator() -> Any:
     """An operator without a formula of gradients."""
     interpreter.enable()  # torch imports triton to make one
-    return torch.library.custom_op("normcheck_tests::rmsnorm", _copied, mutates_args=())
+    return library.custom_op("normcheck_tests::rmsnorm", _copied, mutates_args=())
 
 
 def _copied(x: Tensor, weight: Tensor, eps: float = 1e-6) -> Tensor:
