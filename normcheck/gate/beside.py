@@ -53,8 +53,8 @@ class Done:
 class Beside:
     """The further processes of one cell; ``look`` starts them, ``result`` has what they did.
 
-    On a GPU, and if the kernel builds something, other processes are worth more in compiling ahead. A kernel whose
-    calls are fast waits for its judge, and not the other way round.
+    None on a GPU, nor if building is dear: further processes would build the same. A kernel whose calls are fast waits
+    for its judge, and not the other way round.
     """
 
     def __init__(self, cell: Cell, plan: Plan) -> None:

@@ -22,7 +22,6 @@ from normcheck.checks.refusal import is_of_exception
 from normcheck.circumstances import WRONG
 from normcheck.contexts.catalogue import PROFILER
 from normcheck.errors import one_line
-from normcheck.gate.ahead import Ahead
 from normcheck.gate.beside import Beside, Done
 from normcheck.gate.blame import Blame, blamed, repro_of, run_surely, whole_sweep, with_blame
 from normcheck.gate.configurations import InTurn, are_tried, each_configuration, unjudged
@@ -248,14 +247,12 @@ def _first_failing(
         for case in _replayed(cell, plan, tally):
             run(Planned(case, Depth.ROWS))
         replayed = tally.cases  # they have no number in the sequence
-        with Ahead(cell, plan, core, in_turn) as ahead, Beside(cell, plan) as beside:
+        with Beside(cell, plan) as beside:
             for asked in sequence:
                 if sequence.is_too_slow(asked):
                     tally.too_slow[f"{asked.planned.case.M}x{asked.planned.case.N}"] = None
                     continue
                 done = None
-                if asked.step is None:
-                    ahead.stop()
                 room = max(0, plan.most - tally.cases + replayed - 1)
                 beside.look(asked.planned, replace(tally.ask, other_modes=bool(plan.contexts)), room, sequence.coming)
                 done = beside.result(asked.planned, tally.conventions)
@@ -265,7 +262,6 @@ def _first_failing(
                         run(Planned(case, Depth.MEMORY), own=False)
                 result, seconds = run(asked.planned, asked.upcoming, own=asked.own, done=done)
                 sequence.saw(asked, refused=bool(result.refused), seconds=seconds)
-                ahead.look()
     except Stop:
         pass
     tally.failed_at = sequence.number

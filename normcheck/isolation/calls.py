@@ -12,10 +12,8 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
-from normcheck.cases.case_line import parsed
 from normcheck.cases.guard_bands import PATTERNS
-from normcheck.cases.inputs import COTANGENTS, inputs_of, make
-from normcheck.cases.ops import OPS
+from normcheck.cases.inputs import COTANGENTS, inputs_of
 from normcheck.errors import Broken, UsageError
 from normcheck.impls.implementation import Implementation
 from normcheck.isolation.intact import Noted
@@ -32,7 +30,6 @@ from normcheck.isolation.shared_memory import (
 from normcheck.isolation.watched_memory import Region, in_region
 from normcheck.runner import call
 from normcheck.runner.arena import Surroundings
-from normcheck.runner.device import device_for
 from normcheck.runner.own_memory import Results
 from normcheck.runner.run import Forward, LocalRun
 
@@ -115,20 +112,6 @@ def _early_gradients(
         return _by_autograd(state, space, message, given, forward)
     except Broken as broken:
         return {"broken": failure(state, broken)}
-
-
-def _warm(state: State, message: Message) -> Message:
-    """Call forward and backward once, on tensors made here, for what that leaves in a compiler's cache."""
-    case, device = parsed(message["case"]), device_for(message["device"])
-    inputs, run = make(case, OPS[case.op], device), LocalRun(state.chosen, Surroundings())
-    forward = run.forward(case, inputs).result()
-    if OPS[case.op].quantises:
-        return {}
-    if state.chosen.backward is None:
-        forward.by_autograd(inputs.cotangents)
-    else:
-        run.backward(case, inputs, forward.outputs).result()
-    return {}
 
 
 def _within(state: State, message: Message) -> Message:
@@ -293,6 +276,5 @@ CALLS: Mapping[str, Callable[[State, Message], Message]] = {
     "gradients": _gradients,
     "within": _within,
     "strays": _strays_of,
-    "warm": _warm,
 }
 """Name of a request -> what answers it."""

@@ -126,14 +126,6 @@ class Worker:
             self.idle_seconds += max(0.0, time.monotonic() - then - (busy_seconds(self.pid) - busy))
         return answer
 
-    @property
-    def has_answered(self) -> bool:
-        """Whether ``receive`` need not wait: an answer has come, or the process has ended. Takes what it printed."""
-        ready = {source for source, _ in self._poll.poll(0)}
-        if self._output in ready:
-            self._read_output()
-        return bool(ready - {self._output})
-
     def _listen(self, seconds: float, what: str) -> None:
         """Wait for bytes of an answer, for printed output, or for the end of the process."""
         ready = {source for source, _ in self._poll.poll(seconds * 1000 + 1)}

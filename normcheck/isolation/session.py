@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from types import MappingProxyType, TracebackType
 from typing import Any, Self
 
@@ -13,11 +12,9 @@ from normcheck.cases.inputs import Inputs
 from normcheck.impls.kernels.configurations import Configuration
 from normcheck.isolation import forkserver
 from normcheck.isolation.client import START_SECONDS, Client
-from normcheck.isolation.process import Worker
 from normcheck.isolation.remote_run import RemoteRun
 from normcheck.isolation.replies import nonsense, raise_failure
 from normcheck.isolation.sandbox import Sandbox
-from normcheck.isolation.spare import begun
 from normcheck.isolation.turn import turn
 from normcheck.runner.arena import Surroundings
 from normcheck.runner.session import FIRST_CALLS, copied
@@ -48,7 +45,6 @@ class ProcessSession:
         own = dict(environment)
         self._arguments = (spec, op, name, device, by_autograd, sandbox, start_seconds, python, own)
         self._client = Client(spec, op, name, device, sandbox, start_seconds, python, own)
-        self._begun = partial(begun, spec, (op,), device, sandbox, python, own)
         self._by_autograd, self._python = by_autograd, python
         self._runs = 0
 
@@ -69,10 +65,6 @@ class ProcessSession:
     def start(self) -> None:
         """See ``Session``."""
         self._client.start()
-
-    def another(self) -> Worker:
-        """One more process of the same kernel, which has been asked to import it."""
-        return self._begun()
 
     def count_calls_of(self, other: ProcessSession) -> None:
         """Count the calls of another process of the same kernel as calls of this one."""

@@ -28,25 +28,6 @@ class Candidates:
 
     def __init__(self, claims: Claims, design: Design, prices: Prices, record: Record) -> None:
         self._claims, self._design, self._prices, self._record = claims, design, prices, record
-        self._asked: dict[tuple[int, int], Planned] = {}  # shapes of which another process builds the key
-        self._warmed: dict[tuple[int, int], Planned] = {}  # and of which one has
-
-    def ahead(self, wanted: Set[Any]) -> Planned | None:
-        """The case at a new shape for another process to run first, None if there is none."""
-        new = self._new_sizes(wanted)
-        size = next((size for size in new if (size.M, size.N) not in {**self._asked, **self._warmed}), None)
-        base = next((case for case in reversed(self._record.places.values()) if case.M), None)
-        if size is None or base is None:
-            return None
-        planned = self._asked[size.M, size.N] = self.at(base, size, **self._plain)
-        return planned
-
-    def compiled(self, planned: Planned, *, well: bool) -> None:
-        """Another process has run this case; ``well``: without an error."""
-        self._asked.pop((planned.case.M, planned.case.N), None)
-        self._warmed[planned.case.M, planned.case.N] = planned
-        if well:
-            self._prices.warm(planned)
 
     def of(self, wanted: Set[Any]) -> Iterator[Planned]:
         """Cases at new sizes that tell most, and beside the latest places: one thing new."""
@@ -55,10 +36,8 @@ class Candidates:
             return
         base, sizes = known[0], {(size.M, size.N): size for size in self._design.candidates}
         for size in self._new_sizes(wanted):
-            if (size.M, size.N) not in self._asked:
-                yield self.at(base, size, **self._plain)
-                yield self.at(base, size, **self._plain, **self._other_parameters())
-        yield from (planned for shape, planned in self._warmed.items() if shape not in self._record.shapes)
+            yield self.at(base, size, **self._plain)
+            yield self.at(base, size, **self._plain, **self._other_parameters())
         yield from self._beside(max(known, key=lambda case: (case.N > 1, min(case.M, 20))), wanted)
         for m, heights in self._design.sizes.sizes.heights.items():
             shape = heights[0], base.N

@@ -156,15 +156,6 @@ class Planner:
             self.record.counted(Planned(case, probe), seconds, self.prices, self._limits)
             self.record.visited(case)
 
-    def ahead(self) -> Planned | None:
-        """The case at a new shape for another process to run first, None if there is none."""
-        return None if self._priced is None else self._priced.ahead()
-
-    def compiled(self, planned: Planned, *, well: bool) -> None:
-        """Another process has run this case; ``well``: without an error."""
-        if self._priced is not None:
-            self._priced.candidates.compiled(planned, well=well)
-
     def where_paid(self, case: Case, seconds: float) -> Case:
         """This case if it builds nothing, or is one of the few that may, for ``seconds``; else its data elsewhere.
 

@@ -108,11 +108,6 @@ class Priced:
                 return planned
         return None
 
-    def ahead(self) -> Planned | None:
-        """The case at a new shape for another process to run first, None if there is none."""
-        out = self._record.reached | self._given_up
-        return self.candidates.ahead({goal for goal in self.must.tail if goal not in out})
-
     def _other_data(self) -> Planned | None:
         """Other data at a place that was paid for, if no goal is left there and cases are missing."""
         known = [case for case in self._record.places.values() if case.M]
@@ -173,7 +168,7 @@ def _changed(one: Case, other: Case) -> Iterable[str]:
     """The axes of a price in which two cases differ, but for the divisibility that follows from N."""
     values = {"numbers": lambda case: (case.eps, case.options)}
     for axis in AXES:
-        if axis in ("process", "multiple of 16"):
+        if axis == "multiple of 16":
             continue
         of = values.get(axis, lambda case, axis=axis: getattr(case, axis))
         if of(one) != of(other):

@@ -22,10 +22,9 @@ from normcheck.cases.planned import Planned
 from normcheck.planner.own import Own
 
 AXES = (
-    "weight", "bias", "weight_dtype", "residual_dtype", "layout", "numbers", "N", "M", "multiple of 16", "process",
+    "weight", "bias", "weight_dtype", "residual_dtype", "layout", "numbers", "N", "M", "multiple of 16",
 )  # fmt: skip
-"""What a kernel may be built for. "numbers" are eps and limits, "process" is whether only another process has run such
-a case. Kinds of data are none of it: they lie in tensors."""
+"""What a kernel may be built for. "numbers" are eps and limits. Kinds of data are none of it: they lie in tensors."""
 
 _APART = {"M": (0, 1), "N": (1,)}
 """Sizes of which no other tells: compilers treat them apart."""
@@ -73,14 +72,6 @@ class Runs:
         runs = Runs()
         runs._values, runs._rows = dict(self._values), self._rows.copy()
         runs._numbers = tuple(map(dict, self._numbers))
-        return runs
-
-    def without_warmed(self) -> Runs:
-        """Those of this process."""
-        runs = Runs()
-        for values in self._values:
-            if not values[-1]:
-                runs.add(values)
         return runs
 
     def add(self, values: _Values) -> None:
@@ -260,28 +251,14 @@ class Prices:
         nearest = differing[cheapest[differing[cheapest].sum(1).argmin()]]
         return tuple(axis for axis, differs in zip(AXES, nearest, strict=True) if differs)
 
-    def _run(self, planned: Planned, process: str = "") -> None:
+    def _run(self, planned: Planned) -> None:
         for case in (planned.case, with_rows(planned.case, 1)) if planned.probe == Depth.ROWS else (planned.case,):
-            self._runs.add((*_values(case)[:-1], process))
-
-    def warm(self, planned: Planned) -> None:
-        """Note that another process has run this case."""
-        self._run(planned, "another")
-        self._known.clear()
-
-    def forget_warmed(self) -> None:
-        """Take what another process has run for new again."""
-        self._runs = self._runs.without_warmed()
-
-    @property
-    def warming_is_idle(self) -> bool:
-        """Whether a case costs half as much or more after another process has run it: what it built is kept nowhere."""
-        return 2 * self.of("process", trust="sure") > self.dearest
+            self._runs.add(_values(case))
 
     @property
     def dear(self) -> dict[str, int]:
         """The axes that were new alone and build something -> how many samples tell their price."""
-        alone = {axis: len(self._alone[axis]) for axis in AXES[:-1] if axis in self._alone}
+        alone = {axis: len(self._alone[axis]) for axis in AXES if axis in self._alone}
         return {axis: samples for axis, samples in alone.items() if self.of(axis) > self.little}
 
     def told(self, axes: Set[str] = frozenset()) -> str:
@@ -301,10 +278,10 @@ def a_new(axis: str) -> str:
 
 @lru_cache(maxsize=4096)
 def _values(case: Case) -> _Values:
-    """The value of each of AXES that a case in this process has."""
+    """The value of each of AXES that a case has."""
     parameters = case.weight, case.bias, case.weight_dtype, case.residual_dtype
     sizes = case.N, case.M, (case.N + case.gap) % 16 == 0
-    return *parameters, case.layout, (case.eps, case.options), *sizes, ""
+    return *parameters, case.layout, (case.eps, case.options), *sizes
 
 
 def _lower_median(samples: Iterable[float]) -> float:

@@ -69,7 +69,6 @@ def test_one_row_and_one_column_have_prices_of_their_own() -> None:
 
 def test_a_probe_of_rows_runs_a_row_alone() -> None:
     prices = known((like(M=1), 3.0))
-    prices.forget_warmed()
     other = known((like(M=7), 0.001), (like(N=40), 3.0))
     assert prices.building_of(replace(like(M=5), probe=Depth.ROWS)) == 0  # M = 1 has run
     assert other.building_of(replace(like(M=5), probe=Depth.ROWS)) > 0
@@ -79,26 +78,6 @@ def test_eps_and_limits_are_numbers_that_a_kernel_may_be_built_for() -> None:
     prices = known((like(eps=1e-3), 33.0))
     assert prices.of("numbers") == about(33.0)
     assert prices.told() == "a new eps takes 33 s"
-
-
-def test_what_another_process_has_run_costs_what_is_left_of_it() -> None:
-    prices = known((like(N=40), 2.0), (like(N=56), 2.0))
-    prices.warm(like(N=72))
-    assert prices.building_of(like(N=72)) == about(0.5)  # not tried yet
-    prices.saw(like(N=72), 0.001)
-    prices.warm(like(N=88))
-    assert prices.building_of(like(N=88)) == 0
-    assert not prices.warming_is_idle
-    prices.forget_warmed()
-    assert prices.building_of(like(N=88)) == about(2.0)
-
-
-def test_a_compiler_that_keeps_nothing_makes_warming_idle() -> None:
-    prices = known((like(N=40), 2.0), (like(N=56), 2.0))
-    for n in (72, 88, 104):
-        prices.warm(like(N=n))
-        prices.saw(like(N=n), 2.0)
-    assert prices.warming_is_idle
 
 
 def test_what_starts_in_the_very_first_case_is_no_price() -> None:
