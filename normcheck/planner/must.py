@@ -33,8 +33,10 @@ FACETS: Mapping[str, Callable[[int, int], bool]] = {
 EMPTY: Value = ("m", 0)
 """The goal of a case without rows."""
 
+KINDS = ("rows", "dy", "weights", "special", "clips", "residual", "scale", "gate", "angles")
+"""The axes of data, which a case at any place may cover."""
+
 _KEYS = (*PARAMETERS, "layout")
-_KINDS = ("rows", "dy", "weights", "special", "clips", "residual", "scale", "gate", "angles")
 _FEW_EPS = 2
 _TELLING_ROWS = 20
 """A case of more rows shows a facet only if it blends all kinds of rows."""
@@ -82,7 +84,7 @@ class Must:
         self._limits, self._prices, self._declared = limits, prices, shapes
         axes, sizes = design.axes, [size for size in design.candidates if size.M]
         keys = [(axis, value) for axis in _KEYS for value in axes.get(axis, ())]
-        kinds = [(axis, value) for axis in _KINDS for value in axes.get(axis, ())]
+        kinds = [(axis, value) for axis in KINDS for value in axes.get(axis, ())]
         eps = [("eps", value) for value in axes["eps"]]
         empty = [EMPTY] * (0 in axes["m"])
         rows = [("probe", Depth.ROWS)] * any(size.M > 1 for size in sizes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Set
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -129,14 +129,12 @@ class Plain:
     def _has_time(self, planned: Planned) -> bool:
         return self._record.core + self._own.seconds(planned, most=True) <= self._limits.core
 
-    def one_that(self, is_free: Callable[[Planned], bool], left: Set[Any]) -> Planned | None:
-        """The next case that covers a goal that is ``left`` and for which ``is_free`` holds; the others are let go."""
+    def let_go(self) -> Iterator[Planned]:
+        """The cases that are still to come, each of which comes no more once it was given."""
         for planned in self.rest():
             self._taken += 1
-            takes = is_free(planned) and self._refusals.claims.takes(planned.case)
-            if takes and not left.isdisjoint(goals_of(planned)):
-                return planned
-        return None
+            if self._refusals.claims.takes(planned.case):
+                yield planned
 
     def _pop(self) -> Planned:
         assert self._head is not None

@@ -11,7 +11,6 @@ from normcheck.cases.claims import Claims
 from normcheck.cases.depth import Depth
 from normcheck.cases.design import ALL_OPENED, Design
 from normcheck.cases.goals import Extent
-from normcheck.cases.parameters import Place, place_of
 from normcheck.cases.planned import Planned, gap_at, goals_of
 from normcheck.planner.account import Account
 from normcheck.planner.limits import Limits
@@ -60,7 +59,6 @@ class Planner:
         self._refusals = Refusals(claims, lambda claims: self._plain.goals(claims))
         fits, own = device == "cpu" and not claims.shapes, self.prices.own
         self._plain = Plain(self._refusals, extent, seed, limits, own, self.record, shard=shard, fits=fits)
-        self._barred: set[Place] = set()
         self._priced: Priced | None = None
 
     @property
@@ -122,9 +120,12 @@ class Planner:
 
     def _rest_that_builds_nothing(self) -> Planned | None:
         """What the plain order still has and costs nothing but its own run, if there is time for it."""
-        prices, time = self.prices, min(self.seconds_left, self._limits.core - self.record.core)
-        planned = self._plain.one_that(lambda one: prices.building_of(one) <= prices.little, self._design.left)
-        return planned if planned is not None and prices.own.seconds(planned) <= time else None
+        prices, left = self.prices, self._design.left
+        for planned in self._plain.let_go():
+            if prices.building_of(planned) <= prices.little and not left.isdisjoint(goals_of(planned)):
+                time = min(self.seconds_left, self._limits.core - self.record.core)
+                return planned if prices.own.seconds(planned) <= time else None
+        return None
 
     def free(self) -> Step | None:
         """One more case that builds nothing; None if none adds anything, or if the order is the plain one."""
@@ -134,12 +135,10 @@ class Planner:
         """Take what came of a case, which took so many ``seconds``."""
         planned, question = step.planned, self._refusals.asked()
         if refused:
-            if place_of(planned.case) not in self.record.places:
-                self._barred.add(place_of(planned.case))
             if self._excuses and not step.again:
                 self._refusals.refused(planned, question, self.record.done)
             return
-        self.record.counted(planned, seconds, self.prices, self._limits)
+        self.record.counted(planned, seconds, self.prices)
         self.record.ran(planned)
         if self._priced is not None:
             self._design.recorded(planned)
@@ -153,7 +152,7 @@ class Planner:
         """Take what came of a case that is not of the core: its cost, and that it was not refused."""
         if not refused:
             self._refusals.ran(case)
-            self.record.counted(Planned(case, probe), seconds, self.prices, self._limits)
+            self.record.counted(Planned(case, probe), seconds, self.prices)
             self.record.visited(case)
 
     def where_paid(self, case: Case, seconds: float) -> Case:
@@ -171,7 +170,7 @@ class Planner:
     @property
     def seconds_left(self) -> float:
         """Seconds that are left of the usual time; negative once it is over."""
-        return self._limits.usual - self._limits.used - self.prices.spent + self.record.stalled
+        return self._limits.usual - self._limits.used - self.prices.spent
 
     @property
     def account(self) -> Account:
@@ -218,5 +217,5 @@ class Planner:
         plain.drawn_for = self._refusals.version
         number = ALL_OPENED + plain.number + 1
         self._design = Design(self.claims, plain.extent, self._seed, plain.done, number, steady=True)
-        self._priced = Priced(self.claims, self._design, self._limits, self.prices, self.record, given_up, self._barred)
+        self._priced = Priced(self.claims, self._design, self._limits, self.prices, self.record, given_up)
         return self._priced

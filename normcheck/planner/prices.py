@@ -173,9 +173,10 @@ class Prices:
             self._beyonds[sample] = beyond if beyond > self.little else 0.0
         return self._beyonds[sample]
 
-    def is_tried(self, axis: str) -> bool:
-        """Whether a case had a new value of this axis."""
-        return axis in self._alone or axis in self._shared
+    def is_untried(self, planned: Planned) -> bool:
+        """Whether a case changes an axis that no case has changed."""
+        new = self._new(_values(planned.case))
+        return any(axis not in self._alone and axis not in self._shared for axis in new)
 
     def building_of(self, planned: Planned, trust: Trust = "likely") -> float:
         """Seconds that a case is expected to build for. A probe of rows also runs a row alone."""
