@@ -37,7 +37,7 @@ class Dear:
 
     On a GPU such a cell may take ``gpu_seconds`` of wall time before the cases after its core, and up to
     ``most_gpu_seconds`` for what a pass needs; on a CPU three times the ``core_seconds``. A pass needs so many
-    ``cases`` on so many ``shapes``, or ``few`` of both if a key takes ``limits.DEAR_SECONDS``.
+    ``cases`` on so many ``shapes``, or on three if so many keys take longer than ``gpu_seconds``.
 
     ``run_seconds``: what such cells that follow each other may take in all, so that a run of many cells ends in time.
     Each then has a ``share`` of its seconds.
@@ -47,7 +47,6 @@ class Dear:
     most_gpu_seconds: float
     cases: int
     shapes: int
-    few: tuple[int, int]
     run_seconds: float = math.inf
     share: float = 1.0
 
@@ -98,9 +97,9 @@ class Profile:
 _QUICK = Extent(rows=5000, paired_rows=5000, elements=600_000, heights=3, widths=2, dear_rows=300)
 _CI = Extent(rows=8193, paired_rows=8193, elements=1_200_000, heights=7, widths=8, dear_rows=4097)
 
-_QUICK_DEAR = Dear(16.0, 60.0, 100, 6, (60, 4), run_seconds=101.0)
-_CI_DEAR = Dear(150.0, 300.0, 1000, 20, (1000, 20))
-_DEEP_DEAR = Dear(1800.0, 3600.0, 5000, 40, (2000, 20))
+_QUICK_DEAR = Dear(16.0, 60.0, 100, 6, run_seconds=101.0)
+_CI_DEAR = Dear(150.0, 300.0, 1000, 20)
+_DEEP_DEAR = Dear(1800.0, 3600.0, 2000, 20)
 _DEEP: Mapping[str, Any] = {"large_times": 25, "powers": (31, 32), "sanitizer": True, "explain_seconds": 60.0}
 
 PROFILES = {
@@ -185,7 +184,6 @@ def limits_of(plan: Plan, used: float = 0.0) -> Limits:
         most=dear.most_gpu_seconds if on_gpu else on_cpu,
         core=profile.core_seconds,
         least=(dear.cases, dear.shapes),
-        few=dear.few,
         cases=plan.most,
         used=used,
     )

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-DEAR_SECONDS = 2.0
-"""A key that takes longer leaves time for few shapes."""
-
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
@@ -14,8 +11,8 @@ class Limits:
 
     If building is dear, a cell has ``usual`` seconds of wall time, of which ``used`` were over before it began,
     ``telling`` for sizes that tell most, and up to ``most`` for what a pass needs: so many cases on so many shapes,
-    ``least``, or ``few`` if a key takes DEAR_SECONDS. ``cases``: how many there are at most. ``at_once``: how many run
-    at a key that was paid for before the next is.
+    ``least``. ``cases``: how many there are at most. ``at_once``: how many run at a key that was paid for before the
+    next is.
     """
 
     usual: float
@@ -23,7 +20,6 @@ class Limits:
     most: float
     core: float
     least: tuple[int, int]
-    few: tuple[int, int]
     cases: int
     at_once: int = 20
     used: float = 0.0

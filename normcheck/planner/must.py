@@ -12,7 +12,7 @@ from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
 from normcheck.cases.parameters import PARAMETERS
 from normcheck.cases.planned import Planned, goals_of
-from normcheck.planner.limits import DEAR_SECONDS, Limits
+from normcheck.planner.limits import Limits
 from normcheck.planner.own import RUNS
 from normcheck.planner.prices import Prices
 
@@ -37,7 +37,7 @@ KINDS = ("rows", "dy", "weights", "special", "clips", "residual", "scale", "gate
 """The axes of data, which a case at any place may cover."""
 
 _KEYS = (*PARAMETERS, "layout")
-_FEW_EPS = 2
+_FEW_EPS, _FEW_SHAPES = 2, 3
 _TELLING_ROWS = 20
 """A case of more rows shows a facet only if it blends all kinds of rows."""
 
@@ -98,10 +98,9 @@ class Must:
 
     def least(self) -> tuple[int, int]:
         """Cases and shapes that a pass needs: fewer if a key takes long, and no more than are declared."""
-        dearest, limits = self._prices.dearest, self._limits
-        cases, shapes = limits.few if dearest >= DEAR_SECONDS else limits.least
-        if 3 * dearest > limits.usual:
-            shapes = min(shapes, 3)
+        cases, shapes = self._limits.least
+        if _FEW_SHAPES * self._prices.dearest > self._limits.usual:
+            shapes = _FEW_SHAPES
         return cases, min(shapes, self._declared or shapes)
 
     def price(self, goal: Value) -> float:

@@ -118,8 +118,7 @@ class Priced:
 
     def free(self) -> Planned | None:
         """A case that builds nothing and covers a goal, at the latest such place; None if there is none."""
-        latest = list(reversed(self._record.places.items()))
-        for place, first in sorted(latest, key=lambda one: one[1].N == 1):  # which shows few faults
+        for place, first in reversed(self._record.places.items()):
             if not first.M or self._worth.get(place, 1) < 1:
                 continue
             planned = self._at(first)

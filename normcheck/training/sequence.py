@@ -50,7 +50,6 @@ class CellCases:
             most=most_seconds,
             core=seconds,
             least=(most, SHAPES),
-            few=(most, LEAST_SHAPES),
             cases=_NO_END,
             at_once=max(1, most // SHAPES),
         )

@@ -25,7 +25,7 @@ def test_a_core_that_may_grow_when_all_of_it_is_done_is_at_its_end(monkeypatch: 
     record = Record(done=set(goals(claims, usual, 0)))
     extents = cycle((smaller, usual))
     monkeypatch.setattr(order, "affordable", lambda *arguments: next(extents))
-    limits = Limits(usual=30.0, telling=30.0, most=60.0, core=30.0, least=(100, 6), few=(60, 3), cases=400)
+    limits = Limits(usual=30.0, telling=30.0, most=60.0, core=30.0, least=(100, 6), cases=400)
     refusals = Refusals(claims, lambda own: goals(own, usual, 0))
     made = order.Plain(refusals, usual, 0, limits, Own("cpu"), record, shard=(1, 1), fits=True)
     steps = 0
