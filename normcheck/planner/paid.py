@@ -8,7 +8,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.parameters import Parameters, place_of, with_parameters
 from normcheck.cases.planned import Planned, gap_at
-from normcheck.planner.prices import Prices, Trust
+from normcheck.planner.prices import Prices
 from normcheck.planner.record import Record
 from normcheck.planner.refusals import with_value
 
@@ -25,7 +25,7 @@ class Paid:
 
     def is_worth(self, case: Case, seconds: float) -> bool:
         """Whether a case is worth what it builds, for which there are so many ``seconds``."""
-        return self._builds(case, "worst") <= max(seconds, self.prices.little)
+        return self._builds(case) <= max(seconds, self.prices.little)
 
     def where(self, case: Case, seconds: float) -> Case:
         """This case if it builds nothing, else one with its data at a place that was paid for.
@@ -45,5 +45,5 @@ class Paid:
         dear = self.prices.of("numbers") > self.prices.little
         return replace(there, eps=like.eps, options=like.options) if dear else there
 
-    def _builds(self, case: Case, trust: Trust = "likely") -> float:
-        return self.prices.building_of(Planned(case, Depth.MEMORY), trust)
+    def _builds(self, case: Case) -> float:
+        return self.prices.building_of(Planned(case, Depth.MEMORY))

@@ -95,7 +95,7 @@ class Priced:
         goes_on = (
             self._pays or not prices.slow
         ) and record.core < limits.core  # one by one, until one turns out to build
-        price = prices.building_of(planned, "sure" if is_of_floor else "worst")
+        price = prices.building_of(planned, "sure" if is_of_floor else "likely")
         if price <= prices.little and goes_on:
             return True
         if is_of_floor:

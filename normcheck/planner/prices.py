@@ -21,12 +21,10 @@ from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
 from normcheck.planner.own import Own
 
-AXES = (
-    "weight", "bias", "weight_dtype", "residual_dtype", "layout", "numbers", "N", "M", "multiple of 16",
-)  # fmt: skip
+AXES = ("weight", "bias", "weight_dtype", "residual_dtype", "layout", "numbers", "N", "M", "multiple of 16")
 """What a kernel may be built for. "numbers" are eps and limits. Kinds of data are none of it: they lie in tensors."""
 
-_APART = {"M": (0, 1), "N": (1,)}
+_APART = (("M", 0), ("M", 1), ("N", 1))
 """Sizes of which no other tells: compilers treat them apart."""
 
 SLACK = 3.0
@@ -41,53 +39,19 @@ _LATEST = 5
 _TRIAL = 0.25
 """What was never tried is taken for this share of the dearest price."""
 
-Trust = Literal["likely", "sure", "worst"]
-"""How much is believed: a median, one of at least two samples, or the slowest sample."""
+Trust = Literal["likely", "sure"]
+"""How much is believed: a median, or one of at least two samples."""
 
 _Values = tuple[Hashable, ...]
 
 
-@dataclass(frozen=True, eq=False)  # it is itself alone, which makes it a key
+@dataclass(frozen=True)
 class _Sample:
     """A case, what it took, and the axes that were new in it."""
 
     planned: Planned
     seconds: float
     new: tuple[str, ...]
-
-
-class Runs:
-    """The combinations of values of AXES that have run, each once, in their order."""
-
-    def __init__(self) -> None:
-        self._values: dict[_Values, None] = {}
-        self._numbers: tuple[dict[Hashable, int], ...] = tuple({} for _ in AXES)
-        self._rows = np.empty((256, len(AXES)), np.int32)  # the values as numbers
-
-    def __len__(self) -> int:
-        return len(self._values)
-
-    def copy(self) -> Runs:
-        """The same, to which more may be added."""
-        runs = Runs()
-        runs._values, runs._rows = dict(self._values), self._rows.copy()
-        runs._numbers = tuple(map(dict, self._numbers))
-        return runs
-
-    def add(self, values: _Values) -> None:
-        """Note that a case of these values has run."""
-        if values in self._values:
-            return
-        if len(self) == len(self._rows):
-            self._rows = np.concatenate([self._rows, np.empty_like(self._rows)])
-        self._rows[len(self)] = [own.setdefault(v, len(own)) for own, v in zip(self._numbers, values, strict=True)]
-        self._values[values] = None
-
-    def differing(self, values: _Values) -> NDArray[np.bool_]:
-        """For each that has run, in which axes it differs from these values."""
-        wanted = [own.get(value, -1) for own, value in zip(self._numbers, values, strict=True)]
-        differing: NDArray[np.bool_] = self._rows[: len(self)] != np.array(wanted, np.int32)
-        return differing
 
 
 class Prices:
@@ -97,8 +61,8 @@ class Prices:
     in which the two differ, at most the dearest price. The price of an axis is the lower median of its latest samples:
     what a case took beyond its own runs when this axis alone was new, and 0 for each of its new axes if that was
     nothing. As long as an axis was never new alone, its price is an equal share of what it was new in.
-    ``slow``: whether the latest case built something; ``spent``, ``building``: seconds of all cases, of which so many
-    are no runs of their own.
+    ``slow``: whether the latest case built something; ``is_new``: whether it may have; ``spent``, ``building``: seconds
+    of all cases, of which so many are no runs of their own.
     """
 
     def __init__(self, device: str) -> None:
@@ -108,10 +72,10 @@ class Prices:
         self._first: _Sample | None = None
         self._alone: dict[Hashable, deque[_Sample]] = defaultdict(lambda: deque(maxlen=_LATEST))
         self._shared: dict[str, deque[_Sample]] = defaultdict(lambda: deque(maxlen=_LATEST))
-        self._runs = Runs()
+        self._ran: dict[_Values, None] = {}  # each combination of values of AXES once
+        self._numbers: dict[tuple[str, Hashable], int] = {}  # of a value of an axis
+        self._rows = np.empty((0, len(AXES)), np.int32)  # what has run, by these numbers
         self._known: dict[Hashable, float] = {}  # prices since the latest case
-        self._medians: dict[Hashable, float] = {}  # of samples, as long as these are the same
-        self._beyonds: dict[_Sample, float] = {}  # by what is known of a case's own runs
 
     @property
     def little(self) -> float:
@@ -122,9 +86,9 @@ class Prices:
     def dearest(self) -> float:
         """Seconds of the dearest price of an axis."""
         if "dearest" not in self._known:
-            own = map(self._median, self._alone)
-            shared = [_lower_median(map(self._beyond, samples)) for samples in self._shared.values()]
-            self._known["dearest"] = max([*own, *shared], default=0.0)
+            self._known["dearest"] = max(
+                map(self._median, (*self._alone.values(), *self._shared.values())), default=0.0
+            )
         return self._known["dearest"]
 
     @property
@@ -134,44 +98,33 @@ class Prices:
 
     def of(self, axis: str, value: Hashable = None, trust: Trust = "likely") -> float:
         """Seconds of a new value of an axis; None: of any."""
-        apart = value in _APART.get(axis, ())
-        key: Hashable = (axis, value) if apart or (axis, value) in self._alone else axis
+        key: Hashable = (axis, value) if (axis, value) in _APART else axis
         if (key, trust) not in self._known:
-            self._known[key, trust] = self._priced(key, axis, trust)
+            self._known[key, trust] = self._priced(key, trust)
         return self._known[key, trust]
 
-    def _priced(self, key: Hashable, axis: str, trust: Trust) -> float:
-        if trust == "worst" and key in self._alone:
-            return max(map(self._beyond, self._alone[key]))
+    def _priced(self, key: Hashable, trust: Trust) -> float:
         if key in self._alone:
-            few = len(self._alone[key]) < 2 and len(self._alone.get(axis, ())) < 2
-            return 0.0 if trust == "sure" and few else self._median(key)
-        shared = self._shared.get(axis, ()) if key == axis else ()
-        shares = [self._share(sample) for sample in shared if not self._explained(axis, sample)]
+            sure = len(self._alone[key]) > 1 or trust == "likely"
+            return self._median(self._alone[key]) if sure else 0.0
+        shares = sorted(map(self._share, self._shared.get(key, ()))) if isinstance(key, str) else []
         if len(shares) > (trust == "sure"):
-            return _lower_median(shares)
+            return shares[(len(shares) - 1) // 2]
         return 0.0 if trust == "sure" else _TRIAL * self.dearest
 
-    def _median(self, key: Hashable) -> float:
-        if key not in self._medians:
-            self._medians[key] = _lower_median(map(self._beyond, self._alone[key]))
-        return self._medians[key]
+    def _median(self, samples: Iterable[_Sample]) -> float:
+        """The lower median of what these took beyond their own runs."""
+        ordered = sorted(map(self._beyond, samples))
+        return ordered[(len(ordered) - 1) // 2]
 
     def _share(self, sample: _Sample) -> float:
-        guilty = [axis for axis in sample.new if axis not in self._alone or self._median(axis) > 0]
+        guilty = [axis for axis in sample.new if axis not in self._alone or self._median(self._alone[axis]) > 0]
         return self._beyond(sample) / max(1, len(guilty))
-
-    def _explained(self, axis: str, sample: _Sample) -> bool:
-        """Whether another axis that was new as well is known to cost so much."""
-        half = self._beyond(sample) / 2
-        return any(other in self._alone and self._median(other) > half for other in sample.new if other != axis)
 
     def _beyond(self, sample: _Sample) -> float:
         """What a case took beyond its own runs, by what is known of these now."""
-        if sample not in self._beyonds:
-            beyond = sample.seconds - SLACK * self.own.seconds(sample.planned)
-            self._beyonds[sample] = beyond if beyond > self.little else 0.0
-        return self._beyonds[sample]
+        beyond = sample.seconds - SLACK * self.own.seconds(sample.planned)
+        return beyond if beyond > self.little else 0.0
 
     def is_untried(self, planned: Planned) -> bool:
         """Whether a case changes an axis that no case has changed."""
@@ -180,22 +133,15 @@ class Prices:
 
     def building_of(self, planned: Planned, trust: Trust = "likely") -> float:
         """Seconds that a case is expected to build for. A probe of rows also runs a row alone."""
-        total = self._building(_values(planned.case), trust)
-        return total + (
-            self._building(_values(with_rows(planned.case, 1)), trust) if planned.probe == Depth.ROWS else 0.0
-        )
+        return sum(self._building(_values(case), trust) for case in _run_by(planned)) if self.dearest else 0.0
 
     def _building(self, own: _Values, trust: Trust) -> float:
-        if trust != "worst" and not self.dearest:
-            return 0.0
         prices = np.array([self.of(axis, value, trust) for axis, value in zip(AXES, own, strict=True)])
-        nearest = (self._runs.differing(own) @ prices).min(initial=self.dearest)
-        return float(nearest)
+        return float((self._differing(own) @ prices).min(initial=self.dearest))
 
     def ahead(self, cases: Iterable[Planned], most: float, trust: Trust) -> float:
         """Seconds that these cases are expected to build for, one after the other; counted up to ``most``."""
-        total, before = 0.0, self._runs
-        self._runs = before.copy()
+        total, ran, rows = 0.0, dict(self._ran), self._rows
         for planned in cases:
             price = self.building_of(planned, trust)
             if price:
@@ -203,7 +149,7 @@ class Prices:
                 self._run(planned)
                 if total > most:
                     break
-        self._runs = before
+        self._ran, self._rows = ran, rows
         return total
 
     def saw(self, planned: Planned, seconds: float) -> None:
@@ -213,14 +159,7 @@ class Prices:
         self.building += max(0.0, seconds - own)
         values = _values(planned.case)
         new = self._new(values)
-        if planned.probe == Depth.ROWS and len(self._runs) and not new:
-            values = _values(with_rows(planned.case, 1))
-            new = self._new(values)
-        known = self.own.known
         self.own.saw(planned, seconds, new=bool(new))
-        if self.own.known != known:
-            for changed in (self._beyonds, self._medians, self._known):
-                changed.clear()
         sample = _Sample(planned, seconds, new)
         beyond = self._beyond(sample)
         self.slow, self.is_new = bool(beyond and new), bool(new)
@@ -228,33 +167,39 @@ class Prices:
             self._first = sample
         else:
             self._note(sample, dict(zip(AXES, values, strict=True)), beyond)
-        self._known.clear()
         self._run(planned)
+        self._known.clear()
 
     def _note(self, sample: _Sample, given: dict[str, Hashable], beyond: float) -> None:
         for axis in sample.new:
             if len(sample.new) > 1 and beyond:
                 self._shared[axis].append(sample)
-                continue
-            own = (axis, given[axis])
-            apart = given[axis] in _APART.get(axis, ())
-            for key in (own,) if apart else (axis,) if axis in _APART else (axis, own):
-                self._alone[key].append(sample)
-                self._medians.pop(key, None)
+            else:
+                own = axis, given[axis]
+                self._alone[own if own in _APART else axis].append(sample)
 
     def _new(self, own: _Values) -> tuple[str, ...]:
         """The axes in which a case differs from its nearest neighbour: at the lowest price, then the fewest."""
-        if not len(self._runs):
+        if not self._ran:
             return AXES
-        differing = self._runs.differing(own)
+        differing = self._differing(own)
         price = differing @ np.array([self.of(axis, value) for axis, value in zip(AXES, own, strict=True)])
         cheapest = np.flatnonzero(price == price.min())
         nearest = differing[cheapest[differing[cheapest].sum(1).argmin()]]
         return tuple(axis for axis, differs in zip(AXES, nearest, strict=True) if differs)
 
+    def _differing(self, own: _Values) -> NDArray[np.bool_]:
+        """For each combination that has run, in which axes it differs from this one."""
+        wanted = [self._numbers.get(value, -1) for value in zip(AXES, own, strict=True)]
+        differing: NDArray[np.bool_] = self._rows != np.array(wanted, np.int32)
+        return differing
+
     def _run(self, planned: Planned) -> None:
-        for case in (planned.case, with_rows(planned.case, 1)) if planned.probe == Depth.ROWS else (planned.case,):
-            self._runs.add(_values(case))
+        for values in map(_values, _run_by(planned)):
+            if values not in self._ran:
+                self._ran[values] = None
+                row = [self._numbers.setdefault(value, len(self._numbers)) for value in zip(AXES, values, strict=True)]
+                self._rows = np.concatenate([self._rows, np.array([row], np.int32)])
 
     @property
     def dear(self) -> dict[str, int]:
@@ -277,14 +222,14 @@ def a_new(axis: str) -> str:
     return f"a new {_WORDS.get(axis, axis)}"
 
 
+def _run_by(planned: Planned) -> tuple[Case, ...]:
+    """The cases that a kernel is called with: a probe of rows also runs a row alone."""
+    return (planned.case, with_rows(planned.case, 1)) if planned.probe == Depth.ROWS else (planned.case,)
+
+
 @lru_cache(maxsize=4096)
 def _values(case: Case) -> _Values:
     """The value of each of AXES that a case has."""
     parameters = case.weight, case.bias, case.weight_dtype, case.residual_dtype
     sizes = case.N, case.M, (case.N + case.gap) % 16 == 0
     return *parameters, case.layout, (case.eps, case.options), *sizes
-
-
-def _lower_median(samples: Iterable[float]) -> float:
-    ordered = sorted(samples)
-    return ordered[(len(ordered) - 1) // 2]

@@ -90,7 +90,6 @@ def test_the_sure_price_needs_two_samples() -> None:
     assert prices.of("N", trust="sure") == 0
     prices.saw(like(N=56), 1.0)
     assert prices.of("N", trust="sure") == about(1.0)
-    assert prices.of("N", trust="worst") == about(2.0)
 
 
 def test_what_rows_cost_on_a_gpu_is_what_their_elements_cost() -> None:
