@@ -39,6 +39,9 @@ _GRID_ROWS, _ALONE = 65535, "last_row"
 """Rows that the second dimension of a grid has at most; behind them only the last row has a gradient: among so many
 others, whether it is in dw does not show."""
 
+MANY, MANY_OF_SAMPLES = (1034, 4104), (2122, 1032)
+"""Many rows of many columns, as in training, for each kernel; and two samples of many rows."""
+
 HUGE_N = 4096
 """N of huge cases: most kernels take it, and have compiled it by then."""
 
@@ -56,10 +59,19 @@ _BETWEEN_N = 64  # most kernels have compiled it by then
 _FOUR_SAMPLES = 736
 """Rows of four samples: those of a core are a prime number, or have a prime number of rows each."""
 
-HEADS_OF_MODELS = ((64, 30, 3), (128, 36, 4), (64, 36, 2))
+HEADS_OF_MODELS = ((64, 30, 3), (128, 36, 4), (64, 36, 2), (80, 24, 4))
 """Columns of a head, heads, and those of k, as models have them: 8, 7 or 16 of q share one of k."""
 
-SPLITS = ((320, 32, 16), (128, 32, 64), (512, 16, 9), (64, 8, 49), (256, 4, 25), (96, 6, 16), (48, 16, 21))
+SPLITS = (
+    (64, 32, 1024),
+    (320, 32, 16),
+    (128, 32, 64),
+    (512, 16, 9),
+    (64, 8, 49),
+    (256, 4, 25),
+    (96, 6, 16),
+    (48, 16, 21),
+)
 """Channels, groups and elements of a channel, as models have them: several groups of several channels."""
 
 _WITHOUT_WEIGHT = 0.25
@@ -75,15 +87,11 @@ def telling(claims: Claims, seed: int) -> tuple[Case, ...]:
 
 
 def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
-    """Two rows of each N of models, in an order by ``seed``, then so many of each of MODEL_POWERS that every block of
-    rows is full, and the SPLITS or HEADS_OF_MODELS of an op that has groups or heads; none if the implementation
-    declares its shapes.
+    """The SPLITS or HEADS_OF_MODELS of an op with groups or heads; then two rows of each N of models, in an order by
+    ``seed``, and so many of each of MODEL_POWERS that every block of rows is full; none if the implementation declares
+    its shapes.
     """
     order = random.Random(seed)
-    for m, every in () if claims.shapes else ((2, (*MODEL_SIZES, *MODEL_POWERS)), (_FULL_BLOCKS, MODEL_POWERS)):
-        sizes = [n for n in every if _admitted(claims, m, n)]
-        for n in order.sample(sizes, len(sizes)):
-            yield _drawn(claims, order, m, n, rows=order.choice(("tail", "shifted", "normal")))
     split_anew = claims.op.grouped and claims.groups == GROUP_COUNTS and not claims.shapes
     layouts = [own for own in (claims.layouts[0], CHANNELS_LAST) if own in claims.values("layout")]
     for layout, (channels, groups, length) in product(dict.fromkeys(layouts), SPLITS) if split_anew else ():
@@ -92,8 +100,12 @@ def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
             yield _drawn(claims, order, 3, channels * length, rows="shifted", **split)
     own_heads = claims.op.rotary and claims.own["head"] == HEAD_COLUMNS and claims.own["kv_heads"] == KV_HEADS
     for head, count, of_k in HEADS_OF_MODELS if own_heads and not claims.shapes else ():
-        if _admitted(claims, 10, head * count):
-            yield _drawn(claims, order, 10, head * count, rows="shifted", head=str(head), kv_heads=str(of_k))
+        if _admitted(claims, head // 2, head * count):  # as many tokens as pairs: no shape tells cos from its transpose
+            yield _drawn(claims, order, head // 2, head * count, rows="shifted", head=str(head), kv_heads=str(of_k))
+    for m, every in () if claims.shapes else ((2, (*MODEL_SIZES, *MODEL_POWERS)), (_FULL_BLOCKS, MODEL_POWERS)):
+        sizes = [n for n in every if _admitted(claims, m, n)]
+        for n in order.sample(sizes, len(sizes)):
+            yield _drawn(claims, order, m, n, rows=order.choice(("tail", "shifted", "normal")))
 
 
 def rows_between(claims: Claims, seed: int) -> Iterator[Case]:
@@ -107,10 +119,22 @@ def rows_between(claims: Claims, seed: int) -> Iterator[Case]:
     sizes += [(order.choice(_ROWS_BETWEEN[-2]), "few", own) for own in ROWS_APART if own in claims.values("layout")]
     for m, samples, layout in () if claims.shapes else sizes:
         if _admitted(claims, m, _BETWEEN_N):
-            plain = {axis: own[0] for axis, own in claims.own.items()} | {"weights": weight_kinds(claims.op)[0]}
-            plain |= {"samples": samples} if claims.op.modulated else {}
+            plain = _plain(claims) | ({"samples": samples} if claims.op.modulated else {})
             plain |= {"layout": layout, "gap": _BETWEEN_N} if layout in ROWS_APART else {}
-            yield _drawn(claims, order, m, _BETWEEN_N, rows="shifted", dy="normal", eps=1e-5, **plain)
+            yield _drawn(claims, order, m, _BETWEEN_N, rows="shifted", dy="normal", **plain)
+
+
+def many(claims: Claims, seed: int) -> Iterator[Case]:
+    """The case of MANY rows and columns, with plain data; none if the implementation declares its shapes."""
+    m, n = MANY_OF_SAMPLES if claims.op.modulated else MANY
+    if not claims.shapes and _admitted(claims, m, n):
+        yield _drawn(claims, random.Random(seed + 5), m, n, rows="shifted", dy="correlated", **_plain(claims))
+
+
+def _plain(claims: Claims) -> dict[str, Any]:
+    """The plainest values of all that the op alone has, and of the weights."""
+    own = {axis: values[0] for axis, values in claims.own.items()} | ({"samples": "few"} if claims.op.modulated else {})
+    return {**own, "weights": weight_kinds(claims.op)[0], "eps": 1e-5}
 
 
 def of_size(claims: Claims, axis: str, size: int, seed: int) -> Iterator[Case]:

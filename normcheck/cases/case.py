@@ -45,8 +45,9 @@ RETURNED, LIMITED = "none", "limited"
 GIVEN_SCALES = ("normal", "ties", "power", "coarse", "fine", "tiny")
 """The other values of ``Case.scale``, simplest first: kinds of given scales, see ``data_kinds.SCALE_VALUES``."""
 
-SCALE_LIMIT = 1.75
-"""The limit that such a kernel gets as ``scale_ub``. Some rows of ordinary data have their maximum above it."""
+SCALE_LIMITS = (1.75, 1.25)
+"""The limits that such a kernel gets as ``scale_ub``, by turns of the seed. Some rows of ordinary data have their
+maximum above it."""
 
 SAMPLES = ("one", "few", "many", "each")
 """How many samples of a batch the M rows of a modulated op are, simplest first: 1; p, the least prime that divides M;
@@ -138,7 +139,7 @@ class Case:
             return 3
         if self.layout == RANK4:
             return 4
-        return 3 if self.layout in ("rank3", "rank3_strided", HEADS, TRAILING, *OF_ROW_GROUPS) else 2
+        return 3 if self.layout in ("rank3", "rank3_strided", SAMPLES_STRIDED, HEADS, TRAILING, *OF_ROW_GROUPS) else 2
 
     @property
     def split(self) -> Split:
@@ -220,6 +221,27 @@ class Case:
         return MappingProxyType({name: self.gap * (self.layout != packed) for name, packed in one.items()})
 
     @property
+    def of_residual(self) -> bool:
+        """Whether in ROWS_APART, but for "strided", and in EXPANDED the residual lies so in place of x, and its
+        cotangent in place of dy: by turns of the seed, as a kernel may take the strides of one for both.
+        """
+        return OPS[self.op].adds_residual and self.seed % 2 == 1
+
+    def gap_of(self, name: str) -> int:
+        """The elements behind each row of x, of dy, or of what has their shape."""
+        like = {"residual": "x", "dresidual_out": "dy"}.get(name, name)
+        if self.layout in ("x_strided", "dy_strided"):
+            apart = {"x_strided": ("x", "residual"), "dy_strided": ("dy", "dresidual_out")}[self.layout]
+            return self.gap * (name == apart[self.of_residual])
+        if self.layout == "rank3_strided" and self.seed % 2:  # of one of the two alone
+            return self.gap * (like == ("x", "dy")[self.seed // 2 % 2])
+        return self.gaps[like]
+
+    def expands(self, name: str) -> bool:
+        """Whether all rows of this cotangent share one memory."""
+        return self.layout in EXPANDED and name == ("dy", "dresidual_out")[self.of_residual]
+
+    @property
     def room(self) -> int:
         """The elements of x or dy with the gaps of its rows, of the one that has more; without rows of the weight."""
         return max(self.M, 1) * (self.N + (self.gaps["x"] if self.layout == HEADS else self.gap))
@@ -258,7 +280,7 @@ class Case:
     @property
     def option_values(self) -> Mapping[str, float]:
         """The op's own numbers by name, as forward and backward get them."""
-        limit = {"scale_ub": SCALE_LIMIT} if self.scale == LIMITED else {}
+        limit = {"scale_ub": SCALE_LIMITS[self.seed % 2]} if self.scale == LIMITED else {}
         count = {"groups": self.split.groups} if self.channels else {}
         count |= dict(zip(HEAD_COUNTS, self.of_heads, strict=False)) if self.head else {}
         return MappingProxyType({**dict(self.options), **limit, **count})
@@ -308,7 +330,7 @@ def without_seed(case: Case) -> Case:
 
 def with_rows(case: Case, rows: int) -> Case:
     """The case of so many of its rows, packed; x keeps its rank."""
-    packed = "rank3" if case.layout == "rank3_strided" else case.layout
+    packed = "rank3" if case.layout in ("rank3_strided", SAMPLES_STRIDED) and not case.samples else case.layout
     kept = ("rank3", RANK4, TRAILING, HEADS, CHANNELS_LAST, *OF_WEIGHTS)
     packed = packed if packed in kept else "contiguous"
     samples, groups = "one" if case.samples else "", int(packed in OF_ROW_GROUPS)

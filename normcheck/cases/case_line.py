@@ -18,7 +18,6 @@ from normcheck.cases.layouts import (
     OF_ROW_GROUPS,
     OF_SAMPLES,
     OF_TOKENS,
-    SAMPLES_STRIDED,
     STRIDED,
     TRAILING,
     WEIGHT_STRIDED,
@@ -108,8 +107,6 @@ def _validate(case: Case) -> None:
         raise UsageError(f"layout={HEADS}: expected another one for {case.op}, of which no heads are made")
     if case.samples and case.layout not in OF_SAMPLES:
         raise UsageError(f"layout={case.layout}: expected {one_of(OF_SAMPLES)} for {case.op}, whose x is (B, S, N)")
-    if case.layout == SAMPLES_STRIDED and not case.samples:
-        raise UsageError(f"layout={case.layout}: expected another one for {case.op}, whose x has no samples")
     if case.samples and not case.weight:
         raise UsageError(f"weights=none: expected a kind of data, of the scale and the shift of {case.op}")
     if case.samples.isdigit() and case.M % int(case.samples):

@@ -250,7 +250,7 @@ def layouts_of(op: Op, implementation: Declared, only: Sequence[str] = ()) -> tu
         of_codes = ["x_strided", *["strided"] * op.adds_residual]
         layouts += of_codes if op.quantises else ["x_strided", "dy_strided", "strided", *EXPANDED]
     if 3 in implementation.ranks:
-        layouts += ["rank3", *["rank3_strided"] * implementation.strided]
+        layouts += ["rank3", *["rank3_strided", SAMPLES_STRIDED] * implementation.strided]
     trailing = implementation.trailing and True in op.weights_of(implementation.weights)
     layouts += [RANK4] * (4 in implementation.ranks) + [TRAILING] * trailing
     if implementation.backward is not None and "dy_scalar" in layouts:

@@ -178,6 +178,7 @@ DY_VALUES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
         "last_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
         "first_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
         "small": lambda n, x: n * 2.0**-12,
+        "large": lambda n, x: n * 2.0**9,
         "nan": lambda n, x: _with_one(n, math.nan),
         "inf": lambda n, x: _with_one(n, math.inf),
     }
@@ -188,7 +189,7 @@ ONLY_ROW = MappingProxyType({"last_row": -1, "first_row": 0})
 """Kind of dy that is 0 except for one row -> the index of that row."""
 
 DY_KINDS = tuple(DY_VALUES)
-"""Kinds of cotangents, simplest first, all but ``small`` of unit scale.
+"""Kinds of cotangents, simplest first, all but ``small`` and ``large``, as of a loss that is scaled, of unit scale.
 ``correlated``: with the normal-like numbers of x. ``nan``, ``inf``: one element is."""
 
 WEIGHT_KINDS = ("normal", "small", "probe")

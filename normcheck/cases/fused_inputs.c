@@ -177,6 +177,7 @@ INLINE void cotangent(double *restrict x, const double *restrict n, const double
     case DY_LAST_ROW:
     case DY_FIRST_ROW: EACH(n[i] + copysign(0.5, n[i])); break;
     case DY_SMALL: EACH(n[i] * 0x1p-12); break;
+    case DY_LARGE: EACH(n[i] * 0x1p9); break;
     default: EACH(n[i]);
     }
 }

@@ -17,7 +17,6 @@ from normcheck.cases import rng
 from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ONLY_ROW, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import FORMATS
-from normcheck.cases.layouts import EXPANDED
 from normcheck.cases.op import Op
 
 
@@ -35,7 +34,7 @@ def fill(
     """
     m, n = case.M, case.N
     dy_kind, dy_elements, only_row = DY_KINDS.index(case.dy), m * n, -1
-    if case.layout in EXPANDED:
+    if case.expands("dy"):
         dy_elements = min(n if case.layout == "dy_expanded" else 1, dy_elements)
         dy_kind = dy_kind if case.layout == "dy_expanded" else DY_KINDS.index("ones")
     elif case.dy in ONLY_ROW:

@@ -32,7 +32,6 @@ from normcheck.cases.dtypes import FORMATS, Format
 from normcheck.cases.guard_bands import as_integers, elements, placed, restrided, untouched
 from normcheck.cases.layouts import (
     CHANNELS_LAST,
-    EXPANDED,
     HEADS,
     OF_ROW_GROUPS,
     SAMPLES_STRIDED,
@@ -71,7 +70,7 @@ class Inputs:
     bias are (C,), in numbers the first ones of (N,).
     ``residual``, ``dresidual_out``: as x, in the residual's dtype, None if the op adds none. ``scale``: (1,) in fp32,
     None unless the case has a given one. ``gate``: as x, but with a row stride of its own, None unless the op is gated.
-    Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N) with one row stride, as the
+    Of a modulated op x and dy are (B, S, N), ``scale`` and ``shift`` (B, N), each with a row stride, as the
     ``residual_gate`` of one that adds a residual; weight and bias are None; of a rotary op the
     weights (D,), ``cos`` and ``sin`` (M, pairs) with one row stride. Each lies in a buffer of its own, with NaN
     in its gaps, and where other heads lie, and in bands before and behind it.
@@ -228,12 +227,12 @@ def fill(case: Case, op: Op, made: Inputs) -> None:
     for first in range(0, max(case.M, 1), height):
         rows = slice(first, min(first + height, case.M))
         x[rows], cotangents, parameters = _slab(case, rows, device)
-        if case.layout not in EXPANDED:
+        if not case.expands("dy"):
             dy[rows] = cotangents
         elif not first and case.M:  # the one row, or the one number, that all rows share
             shared = cotangents[0] if case.layout == "dy_expanded" else torch.ones(1, device=device)
             dy.as_strided(shared.shape, (1,)).copy_(shared)
-    if case.dy in ONLY_ROW and case.M and case.layout not in EXPANDED:
+    if case.dy in ONLY_ROW and case.M and not case.expands("dy"):
         only = dy[ONLY_ROW[case.dy]].clone()
         dy.zero_()
         dy[ONLY_ROW[case.dy]] = only
@@ -260,7 +259,11 @@ def _fill_residual(case: Case, made: Inputs) -> None:
         if made.residual_gate is not None:  # a residual that cancels what is added to it cancels that product
             x = x * _of_rows(case, made.residual_gate, rows)
         made.residual[rows] = kind(own, x).float()
-        made.dresidual_out[rows] = cotangents.float()
+        if not case.expands("dresidual_out"):
+            made.dresidual_out[rows] = cotangents.float()
+        elif not first:  # the one row, or the one number, that all rows share
+            shared = cotangents[0] if case.layout == "dy_expanded" else cotangents.new_ones(1)
+            made.dresidual_out.as_strided(shared.shape, (1,)).copy_(shared)
     for tensor, kind_of_it, row in ((made.residual, case.rows, -1), (made.dresidual_out, case.dy, 0)):
         if case.M and kind_of_it in _OF_RESIDUAL:
             _put(tensor, row, case.N // 2, _OF_RESIDUAL[kind_of_it])
@@ -335,9 +338,14 @@ def _unfilled(case: Case, device: str) -> Inputs:
     io = torch_dtype(case.dtype)
     op, x, dy = OPS[case.op], _placed(case, "x", io, device), _placed(case, "dy", io, device)
     if op.modulated:
-        wide, where = torch_dtype(case.weight_format), ((case.batch, case.N), (modulation_stride(case), 1))
+        wide, both = torch_dtype(case.weight_format), (case.batch, case.N)
         names = ("scale", "shift", *[RESIDUAL_GATE] * op.gates_residual)
-        own = {name: placed(*where, wide, device, shift=shift_of(case.layout, case.N, name)) for name in names}
+        own = {
+            name: placed(
+                both, (modulation_stride(case, name), 1), wide, device, shift=shift_of(case.layout, case.N, name)
+            )
+            for name in names
+        }
         return _with_residual(case, Inputs(x, None, None, dy, **own), device)
     if op.rotary:
         return Inputs(x, None, None, dy, **heads_unfilled(case, torch_dtype(case.weight_format), device))
@@ -365,19 +373,15 @@ def _with_residual(case: Case, made: Inputs, device: str) -> Inputs:
 def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
     """An unfilled tensor (M, N) in the layout of the case: a residual lies as x does, its cotangent as dy.
 
-    If x alone is strided, a residual is packed, as engines have it: a kernel may take the stride of x for both. So is
-    its cotangent if dy alone is strided. A gate, which is a chunk of a projection, has a row stride of its own.
+    If one of the two alone is strided, or expanded, the seed says which: a kernel may take the stride of one for both.
+    A gate, which is a chunk of a projection, has a row stride of its own, or that of x if both are chunks of one.
     """
     if name == GATE:
         return placed(
             (case.M, case.N), (case.N + gate_gap(case), 1), dtype, device, shift=shift_of(case.layout, case.N, name)
         )
-    like = {"residual": "x", "dresidual_out": "dy"}.get(name, name)
-    packed = (name, case.layout) in (("residual", "x_strided"), ("dresidual_out", "dy_strided"))
-    stride = (case.N + case.gaps[like] * (not packed), 1)
-    if name == "dy" and case.layout in EXPANDED:
-        stride = (0, int(case.layout == "dy_expanded"))
-    return placed((case.M, case.N), stride, dtype, device, shift=shift_of(case.layout, case.N, name))
+    row, column = (0, int(case.layout == "dy_expanded")) if case.expands(name) else (case.N + case.gap_of(name), 1)
+    return placed((case.M, case.N), (row, column), dtype, device, shift=shift_of(case.layout, case.N, name))
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -26,7 +26,7 @@ OF_WEIGHTS = (WEIGHT_STRIDED, *OF_ROW_GROUPS)
 """The layouts that say how weight and bias lie. Without a weight they say nothing, or that x has rank 3."""
 
 SAMPLES_STRIDED = "samples_strided"
-"""The layout of an x (B, S, N) that is a part of the tokens of longer samples, as behind those of a text."""
+"""The layout of an x (B, S, N) that is a part of the tokens of longer samples, as behind a class token."""
 
 LAYOUTS = (
     *("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided"),

@@ -23,13 +23,15 @@ _OF_SAMPLES, _RESIDUAL_GATE, _ANGLES, _HEAD_WEIGHTS = 9, 10, 11, 12  # streams o
 
 
 def gate_gap(case: Case) -> int:
-    """The elements behind each row of a gate: its stride is its own, never that of x unless both are packed."""
-    return 2 * case.gaps["dy"]
+    """The elements behind each row of a gate: as many as behind those of x, or twice as many, by turns of the seed."""
+    return (1 + case.seed % 2) * case.gaps["dy"]
 
 
-def modulation_stride(case: Case) -> int:
-    """The row stride of scale and shift: that of a sixth of a projection if dy is strided, else they are packed."""
-    return case.N * (6 if case.gaps["dy"] else 1)
+def modulation_stride(case: Case, name: str = "scale") -> int:
+    """The row stride of scale and shift: that of a sixth of a projection if dy is strided, else they are packed. With
+    an odd seed ``scale`` alone is such a sixth.
+    """
+    return case.N * (6 if case.gaps["dy"] and (name == "scale" or case.seed % 2 == 0) else 1)
 
 
 def angle_stride(case: Case) -> int:

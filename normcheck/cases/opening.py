@@ -70,7 +70,7 @@ def _often_refused(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str,
     for layout in claims.layouts[1:]:
         if layout != HEADS:
             rows = 20 if layout in (*OF_ROW_GROUPS, SAMPLES_STRIDED) else 5  # several rows in each of several groups
-            several = {"samples": "few"} if layout == SAMPLES_STRIDED else {}
+            several = {"samples": "few"} if layout == SAMPLES_STRIDED and claims.op.modulated else {}
             yield rows, 24, "shifted", {**NEUTRAL, "layout": layout, **several}
     if HEADS in claims.layouts:
         for m, n, gap in _OF_HEADS:

@@ -74,8 +74,9 @@ def called_within(implementation: Implementation, op: Op, case: Case, device: st
     first, second = (make(replace(case, seed=case.seed + more), op, home) for more in (0, 1))
     if context.one_weight:
         second = replace(second, weight=first.weight, bias=first.bias)
-    if context.unused_sum and second.dresidual_out is not None:
-        second = replace(second, dresidual_out=torch.zeros_like(second.dresidual_out))
+    if context.unused and second.dresidual_out is not None:
+        unused = "dresidual_out" if case.N % 2 else "dy"
+        second = replace(second, **{unused: torch.zeros_like(getattr(second, unused))})
     eager = (_eager(implementation, op, case, first), _eager(implementation, op, case, second))
     copies = (session.copies(first), session.copies(second))
     performed = session.run(Surroundings()).within(name, case, copies).result()

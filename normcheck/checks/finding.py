@@ -20,6 +20,7 @@ from normcheck.cases.layouts import (
     WEIGHT_STACKED,
     WEIGHT_STRIDED,
 )
+from normcheck.cases.op import Op
 from normcheck.cases.split import others_behind
 from normcheck.cases.tensor_names import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, own_limit
@@ -207,7 +208,7 @@ def _strides(cell: Cell, result: Result, device: str, *, advise: bool) -> str:
     """
     case, first = result.case, _first(result)
     backward = first.output in GRADIENTS or "backward" in (first.message if isinstance(first, Problem) else "")
-    words = _strides_in_words(case, backward=backward)
+    words = _strides_in_words(case, cell.op, backward=backward)
     packed = replace(case, layout="contiguous", gap=0)
     if not (words and advise) or case.huge or unclaimed(cell.op, cell.implementation, packed):
         return words
@@ -215,13 +216,13 @@ def _strides(cell: Cell, result: Result, device: str, *, advise: bool) -> str:
     return "" if tried.failed and _first(tried).output == first.output else words
 
 
-def _strides_in_words(case: Case, *, backward: bool) -> str:
+def _strides_in_words(case: Case, op: Op, *, backward: bool) -> str:
     """What to ask of a kernel whose forward, or ``backward``, fails by unusual strides; "" if it reads nothing that has
     any: a forward reads no dy.
     """
     if case.layout in EXPANDED:
-        strides = (0, 1) if case.layout == "dy_expanded" else (0, 0)
-        return f"dy has strides {strides} here: does the backward use dy.stride(0), and dy.stride(1)?" * backward
+        strides, name = (0, 1) if case.layout == "dy_expanded" else (0, 0), ("dy", "dresidual_out")[case.of_residual]
+        return f"{name} has strides {strides} here: does the backward use {name}.stride(0) and .stride(1)?" * backward
     if case.layout == HEADS:
         return _head_strides(case)
     if case.layout == WEIGHT_STRIDED and case.N > 1:
@@ -234,7 +235,8 @@ def _strides_in_words(case: Case, *, backward: bool) -> str:
         return "dy is packed here, beside an x in channels-last memory: does it use dy.stride()?" * backward
     if case.layout == SAMPLES_STRIDED:
         return f"samples lie {case.M // case.batch} * {case.N} + {case.gap} elements apart here: does it use stride(0)?"
-    names = [name for name, gap in case.gaps.items() if gap and (backward or name == "x")]
+    of_rows = ("x", "dy", "residual", "dresidual_out") if op.adds_residual else ("x", "dy")
+    names = [name for name in of_rows if case.gap_of(name) and (backward or name in ("x", "residual"))]
     if not names:
         return ""
     use = " and ".join(f"{name}.stride(-2)" for name in names)

@@ -9,19 +9,19 @@ from dataclasses import dataclass
 class Context:
     """``summary``: what is done; ``devices``: on which kernels it can be tried.
 
-    ``one_weight``: both inputs of the context have the same weight and bias; ``unused_sum``: the second has no gradient
-    of residual_out. ``told``: what is wrong is a note unless
-    somebody asks for the context. ``anew``: torch.compile compiles a function for it anew. ``seconds``: after which a
-    kernel is taken to hang, if that is less than what a case may take; 0 for no limit of its own. ``filling``: it takes
-    a case that has work for several threads. ``asked_for``: it is tried only if somebody asks for it.
-    ``by_size``: it takes a case of each class of sizes, and tells what ran.
+    ``one_weight``: both inputs of the context have the same weight and bias; ``unused``: the second has no gradient
+    of y, or of residual_out. ``told``: what is wrong is a note unless somebody asks for the context. ``anew``:
+    torch.compile compiles a function for it anew. ``seconds``: after which a kernel is taken to hang, if that is
+    less than what a case may take; 0 for no limit of its own. ``filling``: it takes a case that has work for
+    several threads. ``asked_for``: it is tried only if somebody asks for it. ``by_size``: it takes a case of each
+    class of sizes, and tells what ran.
     """
 
     name: str
     summary: str
     devices: tuple[str, ...] = ("cpu", "cuda")
     one_weight: bool = False
-    unused_sum: bool = False
+    unused: bool = False
     told: bool = False
     anew: bool = False
     seconds: float = 0.0
@@ -43,9 +43,9 @@ CONTEXTS = {
         ),
         Context(
             "frozen",
-            "gradients of some inputs, as with a frozen weight; after an optimizer's step; residual_out unused",
+            "gradients of some inputs, as with a frozen weight; after an optimizer's step; y or residual_out unused",
             anew=True,
-            unused_sum=True,
+            unused=True,
         ),
         Context(
             "again",

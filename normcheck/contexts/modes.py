@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -66,8 +67,8 @@ def _called(
 
 def frozen(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """Gradients of one input alone, of all but one, and of all but the parameters; of all, after an optimizer's step
-    has written to the tensors of a call before, and if nobody uses the sum that is returned beside y, as in the last
-    layer: of that ``second`` has no gradient.
+    has written to the tensors of a call before, and if nobody uses y, or the sum that is returned beside it, as in the
+    last layer: the gradient of that is 0 in ``second``.
 
     What torch.compile has compiled it compiles anew for each: then all but one are not asked for.
     """
@@ -89,10 +90,23 @@ def frozen(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     words = "after an optimizer's step has written to the tensors of the call before"
     yield Step(words, (1,), both(kernel, trained), names, exact=False)
     if second.dresidual_out is not None:
-        called = kernel.forward(copied(second))
-        unused = replace(called, inputs=replace(called.inputs, dresidual_out=None))
-        words = f"with no gradient of {RESIDUAL_OUT}, as in the last layer"
-        yield Step(words, (1,), {**called.outputs, **kernel.backward(unused)}, names, exact=False)
+        yield from _half_used(kernel, second, names)
+
+
+def _half_used(kernel: Kernel, inputs: Inputs, names: tuple[str, ...]) -> Iterator[Step]:
+    """Gradients if nobody uses one of y and the sum beside it: the one of which the gradient is 0 here."""
+    called, of_sum = kernel.forward(copied(inputs)), bool(inputs.dy.any())
+    if not (of_sum or called.outputs[RESIDUAL_OUT].requires_grad):
+        return
+    unused: dict[str, Any] = {"dresidual_out" if of_sum else "dy": None}
+    outputs = {**called.outputs, **kernel.backward(replace(called, inputs=replace(called.inputs, **unused)))}
+    words = f"with no gradient of {f'{RESIDUAL_OUT}, as in the last layer' if of_sum else 'y, which nobody uses'}"
+    owed = names if of_sum else tuple(name for name in names if name in _OF_SUM)
+    yield Step(words, (1,), outputs, owed, exact=False)
+
+
+_OF_SUM = ("dx", "dresidual", "dresidual_gate")
+"""The gradients that hang on the sum which is normed."""
 
 
 def autocast(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from normcheck.cases.beyond import extreme, far_apart, huge, large, model_sizes, of_size, rows_between
+from normcheck.cases.beyond import extreme, far_apart, huge, large, many, model_sizes, of_size, rows_between
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
@@ -141,6 +141,8 @@ class Sequence:
         for axis, size in sizes_required(self._plan.required, self._cell.implementation.name):
             for case in of_size(claims, axis, size, self._seed):
                 yield case, True
+        for case in many(claims, self._seed):
+            yield case, True
         if on_gpu:
             for case in far_apart(claims):
                 yield case, False

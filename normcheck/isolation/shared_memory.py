@@ -319,6 +319,7 @@ def shared_bytes(case: Case) -> int:
     band = 2 * (case.N + 512)  # of a row and 256 elements, before a tensor and behind it
     inputs = sum(((case.M + 1) * (case.N + gap) + band) * item for gap in case.gaps.values())
     outputs = (case.M * case.N + band) * (y + item) + 4 * (case.M * (case.N // 64 + 1) + band) * op.quantises
+    inputs *= 1 + (case.layout == SAMPLES_STRIDED)  # behind the last sample is room for another
     if op.adds_residual:  # as many again, in the residual's dtype, and residual_out as a saved input
         wide = torch_dtype(case.residual_format).itemsize
         inputs += inputs // item * wide
@@ -327,7 +328,6 @@ def shared_bytes(case: Case) -> int:
         inputs += ((case.M + 1) * (case.N + gate_gap(case)) + band) * item
         outputs += (case.M * case.N + band) * item
     if op.modulated:
-        inputs *= 1 + (case.layout == SAMPLES_STRIDED)  # behind the last sample is room for another
         wide = torch_dtype(case.weight_format).itemsize
         inputs += (2 + op.gates_residual) * ((case.batch + 1) * modulation_stride(case) + band) * wide
         outputs += (2 + op.gates_residual) * (case.batch * case.N + band) * wide

@@ -29,7 +29,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from normcheck.cases.case import LIMITED, SCALE_LIMIT, Case
+from normcheck.cases.case import LIMITED, Case
 from normcheck.cases.dtypes import CODES, FORMATS, Format
 from normcheck.cases.op import BLOCKS
 from normcheck.cases.tensor_names import CODES as Q
@@ -193,7 +193,7 @@ def expected_scale(judge: Judge, span: Span, fmt: Format, shared: str) -> tuple[
     def largest(a: Tensor) -> Tensor:
         padded = torch.nn.functional.pad(a, (0, count * width - judge.case.N))
         most = padded.view(-1, count, width).amax(2)
-        return most.clamp(max=SCALE_LIMIT) if judge.case.scale == LIMITED else most
+        return most.clamp(max=judge.case.option_values["scale_ub"]) if judge.case.scale == LIMITED else most
 
     most = Span(largest(size.value), largest(size.low), largest(size.high))
     k = rules.count["scale"] * rules.u

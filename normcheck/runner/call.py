@@ -237,11 +237,15 @@ def without_formula() -> Iterator[None]:
 
 
 def graph_outputs(outputs: Mapping[str, Tensor], inputs: Inputs) -> tuple[list[Tensor], list[Tensor]]:
-    """The outputs through which gradients go, y and residual_out if that has a graph, and the cotangent of each."""
+    """The outputs through which gradients go, y and residual_out if that has a graph, and the cotangent of each that
+    has one.
+    """
     stored = outputs.get(RESIDUAL_OUT)
-    if inputs.dresidual_out is None or stored is None or not stored.requires_grad:
-        return [outputs["y"]], [inputs.dy]
-    return [outputs["y"], stored], [inputs.dy, inputs.dresidual_out]
+    through = [(outputs["y"], inputs.cotangents.get("dy"))]
+    if stored is not None and stored.requires_grad:
+        through.append((stored, inputs.dresidual_out))
+    used = [(output, cotangent) for output, cotangent in through if cotangent is not None]
+    return [output for output, _ in used], [cotangent for _, cotangent in used]
 
 
 def named(inputs: Inputs, *, cotangents: bool = False) -> dict[str, Tensor]:
