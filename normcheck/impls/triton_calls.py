@@ -204,9 +204,17 @@ def modulated_forward(
     With ``residual``, shaped as x, x times ``residual_gate`` (B, N) is added to it first; the sum is residual_out.
     """
     own: dict[str, Any] = {"eps": eps, "centered": centered}
+    scale, shift, residual_gate = _of_one_stride(scale, shift, residual_gate)
     if residual is not None:
         own |= {"residual": _rows(residual), "gate": residual_gate}
     return _called(kernels, "modulated", "forward", x, _rows(x), scale, shift, **own)
+
+
+def _of_one_stride(scale: Tensor, shift: Tensor, gate: Tensor | None) -> tuple[Tensor, Tensor, Tensor | None]:
+    """These of each sample (B, N), packed unless they have one row stride, which is all that a kernel takes."""
+    if len({tensor.stride(0) for tensor in (scale, shift, gate) if tensor is not None}) > 1:
+        return scale.contiguous(), shift.contiguous(), gate if gate is None else gate.contiguous()
+    return scale, shift, gate
 
 
 def modulated_backward(
@@ -229,6 +237,7 @@ def modulated_backward(
     With ``dresidual_out``, shaped as x, also dresidual and dresidual_gate; what was normed is the saved residual_out.
     """
     own: dict[str, Any] = {"rstd": saved["rstd"], "mean": saved.get("mean")}
+    scale, _, residual_gate = _of_one_stride(scale, scale, residual_gate)
     normed = x
     if dresidual_out is not None:
         own |= {"source": _rows(x), "gate": residual_gate, "added": _rows(dresidual_out)}

@@ -138,7 +138,7 @@ class Planner:
             if self._excuses and not step.again:
                 self._refusals.refused(planned, question, self.record.done)
             return
-        self.record.counted(planned, seconds, self.prices)
+        self.record.counted(planned, seconds, self.prices, self._limits)
         self.record.ran(planned)
         if self._priced is not None:
             self._design.recorded(planned)
@@ -152,7 +152,7 @@ class Planner:
         """Take what came of a case that is not of the core: its cost, and that it was not refused."""
         if not refused:
             self._refusals.ran(case)
-            self.record.counted(Planned(case, probe), seconds, self.prices)
+            self.record.counted(Planned(case, probe), seconds, self.prices, self._limits)
             self.record.visited(case)
 
     def where_paid(self, case: Case, seconds: float) -> Case:
@@ -170,7 +170,7 @@ class Planner:
     @property
     def seconds_left(self) -> float:
         """Seconds that are left of the usual time; negative once it is over."""
-        return self._limits.usual - self._limits.used - self.prices.spent
+        return self._limits.usual - self._limits.used - self.prices.spent + self.record.stalled
 
     @property
     def account(self) -> Account:

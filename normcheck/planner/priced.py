@@ -26,8 +26,8 @@ class Priced:
     """One greedy rule over the prices of a cell.
 
     Up to ``limits.at_once`` cases that build nothing run at a key that was paid for: a fault there shows early. Then
-    the case of the must-list that is worth most for its price; an axis that no case has changed comes last, after the
-    least cases, so that an unknown price cannot end a cell with few. ``given_up``: goals that are refused.
+    the case of the must-list that is worth most for its price; the first other eps comes last, after the least cases,
+    so that it cannot end a cell with few. ``given_up``: goals that are refused.
     """
 
     def __init__(
@@ -42,8 +42,8 @@ class Priced:
 
     @property
     def elapsed(self) -> float:
-        """Seconds since the cell began."""
-        return self._limits.used + self._prices.spent
+        """Seconds since the cell began, without stalls."""
+        return self._limits.used + self._prices.spent - self._record.stalled
 
     def next(self) -> Planned | None:
         """The next case; None if nothing that is worth its price fits in the time."""
@@ -72,7 +72,7 @@ class Priced:
         floor = {goal for goal in self.must.floor if goal not in out}
         wanted = floor | {goal for goal in self.must.tail if goal not in out}
         is_early = self.elapsed <= self._limits.used + self._limits.usual / 2 and record.core < self._limits.core
-        best, most = None, (False, False, 0.0)
+        best, most = None, (0, False, 0.0)
         for planned in self._offers(wanted):
             own, case = reached(planned) & wanted, planned.case
             needs_shape = few and self._opens(case)
@@ -81,9 +81,10 @@ class Priced:
             worth = sum(3 if goal in floor else weight(goal) for goal in own) + 3 * needs_shape
             worth += len(goals_of(planned) & self._design.left) / 100
             seconds = max(prices.building_of(planned) + prices.own.seconds(planned), 1e-6)
-            rate = bool(own or needs_shape), not prices.is_untried(planned), worth / seconds
-            if rate > most and self._fits(planned, own, is_of_floor=needs_shape or not floor.isdisjoint(own)):
-                best, most = planned, rate
+            is_of_floor, tried = needs_shape or not floor.isdisjoint(own), not prices.is_untried(planned)
+            rank = bool(own or needs_shape) + (is_of_floor and tried), tried, worth / seconds
+            if rank > most and self._fits(planned, own, is_of_floor=is_of_floor):
+                best, most = planned, rank
         return best
 
     def _fits(self, planned: Planned, wanted: Set[Any], *, is_of_floor: bool) -> bool:

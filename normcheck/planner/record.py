@@ -8,6 +8,7 @@ from typing import Any
 from normcheck.cases.case import Case
 from normcheck.cases.parameters import Place, place_of
 from normcheck.cases.planned import Planned, goals_of
+from normcheck.planner.limits import Limits
 from normcheck.planner.must import reached
 from normcheck.planner.prices import SLACK, Prices
 
@@ -16,7 +17,7 @@ from normcheck.planner.prices import SLACK, Prices
 class Record:
     """``done``: the goals that cases have covered; ``reached``: those of a must-list; ``places``: where cases have run,
     in their order, with the first case of each; ``shapes``: their (M, N), without cases of no rows; ``run``: how many
-    cases; ``core``: seconds of their own runs.
+    cases; ``core``: seconds of their own runs; ``stalled``: seconds of stalls, which are nobody's time.
     """
 
     done: set[Any] = field(default_factory=set)
@@ -25,10 +26,15 @@ class Record:
     shapes: dict[tuple[int, int], None] = field(default_factory=dict)
     run: int = 0
     core: float = 0.0
+    stalled: float = 0.0
 
-    def counted(self, planned: Planned, seconds: float, prices: Prices) -> None:
-        """Note what a case took, of which ``prices`` learn."""
+    def counted(self, planned: Planned, seconds: float, prices: Prices, limits: Limits) -> None:
+        """Note what a case took, of which ``prices`` learn: what is far beyond a price that is known is a stall."""
+        sure = prices.building_of(planned, "sure")
         prices.saw(planned, seconds)
+        if sure or not prices.is_new:
+            expected = SLACK * (prices.own.seconds(planned) + prices.little + sure)
+            self.stalled = min(self.stalled + max(0.0, seconds - expected), limits.most)
         self.core += min(seconds, SLACK * prices.own.seconds(planned, most=True))
 
     def ran(self, planned: Planned) -> None:

@@ -32,15 +32,15 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
     "tuned by width": (kernels.tuned_by_width, RANKS, 37.0, (100, 6)),
     "tuned for a minute": (kernels.tuned_for_a_minute, RANKS, 186.0, (60, 3)),
     "compiled": (kernels.compiled, {**PACKED, "shapes": DECLARED}, 41.5, (60, 3)),
-    "each shape": (kernels.each_shape, RANKS, 55.0, (100, 6)),
+    "each shape": (kernels.each_shape, RANKS, 55.0, (100, 5)),
     "torch.compile": (kernels.compiled_by_user, PACKED, 60.0, (100, 8)),
     "torch.compile, eps in the key": (kernels.eps_in_the_key, PACKED, 62.0, (100, 8)),
     "torch.compile on a CPU": (kernels.compiled_on_cpu, {"device": "cpu"}, 200.0, (300, 18)),
     "for each M": (kernels.for_each_m, RANKS, 16.5, (100, 6)),
-    "for each layout": (kernels.for_layouts, RANKS, 41.5, (200, 20)),
+    "for each layout": (kernels.for_layouts, RANKS, 41.5, (190, 20)),
     "load_inline": (kernels.loaded_once, RANKS, 60.0, (230, 60)),
     "blocks among 50 cells": (blocks, {**RANKS, "cells": 50}, 13.3, (180, 11)),
-    "tuned among 50 cells": (tuned, {**RANKS, "cells": 50}, 15.8, (120, 8)),
+    "tuned among 50 cells": (tuned, {**RANKS, "cells": 50}, 16.0, (120, 8)),
     **{
         f"{price} s a key{' of M' * tall}": (
             at(price, each_height=tall),
