@@ -221,27 +221,6 @@ class Case:
         return MappingProxyType({name: self.gap * (self.layout != packed) for name, packed in one.items()})
 
     @property
-    def of_residual(self) -> bool:
-        """Whether in ROWS_APART, but for "strided", and in EXPANDED the residual lies so in place of x, and its
-        cotangent in place of dy: by turns of the seed, as a kernel may take the strides of one for both.
-        """
-        return OPS[self.op].adds_residual and self.seed % 2 == 1
-
-    def gap_of(self, name: str) -> int:
-        """The elements behind each row of x, of dy, or of what has their shape."""
-        like = {"residual": "x", "dresidual_out": "dy"}.get(name, name)
-        if self.layout in ("x_strided", "dy_strided"):
-            apart = {"x_strided": ("x", "residual"), "dy_strided": ("dy", "dresidual_out")}[self.layout]
-            return self.gap * (name == apart[self.of_residual])
-        if self.layout == "rank3_strided" and self.seed % 2:  # of one of the two alone
-            return self.gap * (like == ("x", "dy")[self.seed // 2 % 2])
-        return self.gaps[like]
-
-    def expands(self, name: str) -> bool:
-        """Whether all rows of this cotangent share one memory."""
-        return self.layout in EXPANDED and name == ("dy", "dresidual_out")[self.of_residual]
-
-    @property
     def room(self) -> int:
         """The elements of x or dy with the gaps of its rows, of the one that has more; without rows of the weight."""
         return max(self.M, 1) * (self.N + (self.gaps["x"] if self.layout == HEADS else self.gap))

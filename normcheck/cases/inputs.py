@@ -44,13 +44,12 @@ from normcheck.cases.of_samples import (
     fill_both,
     fill_residual_gate,
     fill_rotation,
-    gate_gap,
     heads_unfilled,
-    modulation_stride,
 )
 from normcheck.cases.op import RELU6, Op
 from normcheck.cases.ops import OPS
 from normcheck.cases.rng import hashed, normal, uniform
+from normcheck.cases.strides import expands, gap_of, gate_gap, modulation_stride
 from normcheck.cases.tensor_names import BY_NAME, DSCALE, GATE, RESIDUAL, RESIDUAL_GATE
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
@@ -227,12 +226,12 @@ def fill(case: Case, op: Op, made: Inputs) -> None:
     for first in range(0, max(case.M, 1), height):
         rows = slice(first, min(first + height, case.M))
         x[rows], cotangents, parameters = _slab(case, rows, device)
-        if not case.expands("dy"):
+        if not expands(case, "dy"):
             dy[rows] = cotangents
         elif not first and case.M:  # the one row, or the one number, that all rows share
             shared = cotangents[0] if case.layout == "dy_expanded" else torch.ones(1, device=device)
             dy.as_strided(shared.shape, (1,)).copy_(shared)
-    if case.dy in ONLY_ROW and case.M and not case.expands("dy"):
+    if case.dy in ONLY_ROW and case.M and not expands(case, "dy"):
         only = dy[ONLY_ROW[case.dy]].clone()
         dy.zero_()
         dy[ONLY_ROW[case.dy]] = only
@@ -259,7 +258,7 @@ def _fill_residual(case: Case, made: Inputs) -> None:
         if made.residual_gate is not None:  # a residual that cancels what is added to it cancels that product
             x = x * _of_rows(case, made.residual_gate, rows)
         made.residual[rows] = kind(own, x).float()
-        if not case.expands("dresidual_out"):
+        if not expands(case, "dresidual_out"):
             made.dresidual_out[rows] = cotangents.float()
         elif not first:  # the one row, or the one number, that all rows share
             shared = cotangents[0] if case.layout == "dy_expanded" else cotangents.new_ones(1)
@@ -380,7 +379,7 @@ def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
         return placed(
             (case.M, case.N), (case.N + gate_gap(case), 1), dtype, device, shift=shift_of(case.layout, case.N, name)
         )
-    row, column = (0, int(case.layout == "dy_expanded")) if case.expands(name) else (case.N + case.gap_of(name), 1)
+    row, column = (0, int(case.layout == "dy_expanded")) if expands(case, name) else (case.N + gap_of(case, name), 1)
     return placed((case.M, case.N), (row, column), dtype, device, shift=shift_of(case.layout, case.N, name))
 
 

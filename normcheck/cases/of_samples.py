@@ -14,29 +14,13 @@ from normcheck.cases.guard_bands import placed
 from normcheck.cases.layouts import shift_of
 from normcheck.cases.op import Op
 from normcheck.cases.rng import hashed, normal, uniform
+from normcheck.cases.strides import angle_stride
 from normcheck.cases.tensor_names import COS, K_WEIGHT, Q_WEIGHT, SIN
 
 SLAB_ELEMENTS = 1 << 22
 """How many elements are made at a time, so that temporary memory stays small."""
 
 _OF_SAMPLES, _RESIDUAL_GATE, _ANGLES, _HEAD_WEIGHTS = 9, 10, 11, 12  # streams of a seed beside those of ``inputs``
-
-
-def gate_gap(case: Case) -> int:
-    """The elements behind each row of a gate: as many as behind those of x, or twice as many, by turns of the seed."""
-    return (1 + case.seed % 2) * case.gaps["dy"]
-
-
-def modulation_stride(case: Case, name: str = "scale") -> int:
-    """The row stride of scale and shift: that of a sixth of a projection if dy is strided, else they are packed. With
-    an odd seed ``scale`` alone is such a sixth.
-    """
-    return case.N * (6 if case.gaps["dy"] and (name == "scale" or case.seed % 2 == 0) else 1)
-
-
-def angle_stride(case: Case) -> int:
-    """The row stride of cos and sin: that of one half of a cache of both if dy is strided, else they are packed."""
-    return case.of_heads.pairs * (2 if case.gaps["dy"] else 1)
 
 
 def fill_both(case: Case, op: Op, scale: Tensor, shift: Tensor) -> None:

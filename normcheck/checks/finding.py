@@ -22,6 +22,7 @@ from normcheck.cases.layouts import (
 )
 from normcheck.cases.op import Op
 from normcheck.cases.split import others_behind
+from normcheck.cases.strides import gap_of, of_residual
 from normcheck.cases.tensor_names import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, own_limit
 from normcheck.checks.ask import Ask
@@ -221,7 +222,7 @@ def _strides_in_words(case: Case, op: Op, *, backward: bool) -> str:
     any: a forward reads no dy.
     """
     if case.layout in EXPANDED:
-        strides, name = (0, 1) if case.layout == "dy_expanded" else (0, 0), ("dy", "dresidual_out")[case.of_residual]
+        strides, name = (0, 1) if case.layout == "dy_expanded" else (0, 0), ("dy", "dresidual_out")[of_residual(case)]
         return f"{name} has strides {strides} here: does the backward use {name}.stride(0) and .stride(1)?" * backward
     if case.layout == HEADS:
         return _head_strides(case)
@@ -236,7 +237,7 @@ def _strides_in_words(case: Case, op: Op, *, backward: bool) -> str:
     if case.layout == SAMPLES_STRIDED:
         return f"samples lie {case.M // case.batch} * {case.N} + {case.gap} elements apart here: does it use stride(0)?"
     of_rows = ("x", "dy", "residual", "dresidual_out") if op.adds_residual else ("x", "dy")
-    names = [name for name in of_rows if case.gap_of(name) and (backward or name in ("x", "residual"))]
+    names = [name for name in of_rows if gap_of(case, name) and (backward or name in ("x", "residual"))]
     if not names:
         return ""
     use = " and ".join(f"{name}.stride(-2)" for name in names)

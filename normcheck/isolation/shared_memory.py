@@ -26,8 +26,8 @@ from normcheck.cases.case import Case
 from normcheck.cases.guard_bands import buffer_of
 from normcheck.cases.inputs import torch_dtype
 from normcheck.cases.layouts import SAMPLES_STRIDED
-from normcheck.cases.of_samples import angle_stride, gate_gap, modulation_stride
 from normcheck.cases.ops import OPS
+from normcheck.cases.strides import angle_stride, gate_gap, modulation_stride
 from normcheck.errors import UnsupportedCase
 
 _ALIGNMENT = 512

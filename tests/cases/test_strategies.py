@@ -13,8 +13,8 @@ from normcheck.cases.strategies import Choices, choices, endless
 from normcheck.impls import discovery
 
 PINNED = [
-    "rmsnorm bf16 M=2 N=16384 eps=1e-12 rows=nan dy=small layout=dy_strided seed=113 gap=3 weights=none",
-    "rmsnorm bf16 M=17 N=64 eps=0.001 rows=mean100 dy=normal layout=heads seed=138 gap=64 weights=small bias=none",
+    "rmsnorm bf16 M=2 N=16384 eps=1e-12 rows=nan dy=large layout=strided seed=113 gap=3 weights=none",
+    "rmsnorm bf16 M=17 N=64 eps=0.001 rows=mean100 dy=normal layout=heads seed=138 weights=small bias=none",
 ]
 
 

@@ -132,7 +132,7 @@ def test_what_is_refused_costs_little_and_the_rest_is_asked(
     core, cases = asked_of(refuses=what, ranks=(2, 3))
     coverage, refusals = core.account.coverage(core.length), sum(map(what, cases))
     assert (coverage.missed, coverage.planned) == ((), coverage.run)
-    assert refusals <= 60
+    assert refusals <= 80  # three layouts of rank 3, if they are refused where rows are wide
     assert coverage.run >= 75
     assert coverage.refused < 1 / 3 or what(Case(op="rmsnorm", dtype="fp16", M=100, N=3, bias=False))
     if refused is not None:

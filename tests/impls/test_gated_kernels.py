@@ -184,9 +184,10 @@ def test_a_function_without_a_gate_and_one_with_it_belong_to_other_ops() -> None
 
 def test_a_gate_has_a_row_stride_of_its_own() -> None:
     case = Case(op=OP.name, dtype="fp16", M=3, N=8, bias=False)
-    strides = {}
-    for layout, gap in (("contiguous", 0), ("x_strided", 4), ("dy_strided", 4), ("strided", 4)):
-        inputs = make(replace(case, layout=layout, gap=gap), OP, "cpu")
-        assert inputs.gate is not None
-        strides[layout] = inputs.x.stride(0), inputs.gate.stride(0)
-    assert strides == {"contiguous": (8, 8), "x_strided": (12, 8), "dy_strided": (8, 16), "strided": (12, 16)}
+    for seed, gated in ((0, 12), (1, 16)):  # a chunk of the projection that x is one of, or of another
+        strides = {}
+        for layout, gap in (("contiguous", 0), ("x_strided", 4), ("dy_strided", 4), ("strided", 4)):
+            inputs = make(replace(case, layout=layout, gap=gap, seed=seed), OP, "cpu")
+            assert inputs.gate is not None
+            strides[layout] = inputs.x.stride(0), inputs.gate.stride(0)
+        assert strides == {"contiguous": (8, 8), "x_strided": (12, 8), "dy_strided": (8, gated), "strided": (12, gated)}
