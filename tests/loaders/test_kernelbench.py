@@ -107,8 +107,8 @@ def test_the_lines_to_paste_name_the_two_files_of_the_user(cli: Cli, tmp_path: P
 @pytest.mark.slow
 def test_a_failure_of_many_calls_is_reproduced_by_the_two_files(cli: Cli, tmp_path: Path) -> None:
     late = "ModelNew.calls = getattr(ModelNew, 'calls', 0) + 1\n        "
-    done = run(cli, tmp_path, RMS_PROBLEM, answer(late + RMS.format("self.eps") + " * (1 + (self.calls > 100))"))
-    (line,) = re.findall(r"^Reproduce: normcheck (verify --kernelbench .*)$", done.out, re.MULTILINE)
+    done = run(cli, tmp_path, RMS_PROBLEM, answer(late + RMS.format("self.eps") + " * (1 + (self.calls > 20))"))
+    (line,) = re.findall(r"^Reproduce: normcheck ((?:verify|repro) --kernelbench .*)$", done.out, re.MULTILINE)
     assert done.code == ExitCode.FOUND and "normcheck-loaded" not in done.out
     assert cli(*shlex.split(line)).code == ExitCode.FOUND
 
