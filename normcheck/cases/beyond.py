@@ -39,7 +39,7 @@ _GRID_ROWS, _ALONE = 65535, "last_row"
 """Rows that the second dimension of a grid has at most; behind them only the last row has a gradient: among so many
 others, whether it is in dw does not show."""
 
-MANY, MANY_OF_SAMPLES = (1034, 4104), (2122, 1032)
+MANY, MANY_OF_SAMPLES = (1034, 4104), (2122, 1160)
 """Many rows of many columns, as in training, for each kernel; and two samples of many rows."""
 
 HUGE_N = 4096

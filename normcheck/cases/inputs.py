@@ -49,7 +49,7 @@ from normcheck.cases.of_samples import (
 from normcheck.cases.op import RELU6, Op
 from normcheck.cases.ops import OPS
 from normcheck.cases.rng import hashed, normal, uniform
-from normcheck.cases.strides import expands, gap_of, gate_gap, modulation_stride
+from normcheck.cases.strides import expands, gap_of, modulation_stride
 from normcheck.cases.tensor_names import BY_NAME, DSCALE, GATE, RESIDUAL, RESIDUAL_GATE
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
@@ -375,10 +375,6 @@ def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
     If one of the two alone is strided, or expanded, the seed says which: a kernel may take the stride of one for both.
     A gate, which is a chunk of a projection, has a row stride of its own, or that of x if both are chunks of one.
     """
-    if name == GATE:
-        return placed(
-            (case.M, case.N), (case.N + gate_gap(case), 1), dtype, device, shift=shift_of(case.layout, case.N, name)
-        )
     row, column = (0, int(case.layout == "dy_expanded")) if expands(case, name) else (case.N + gap_of(case, name), 1)
     return placed((case.M, case.N), (row, column), dtype, device, shift=shift_of(case.layout, case.N, name))
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 from normcheck.cases.case import Case
 from normcheck.cases.layouts import EXPANDED
 from normcheck.cases.ops import OPS
+from normcheck.cases.tensor_names import GATE, RESIDUAL, SCALE
 
 
 def of_residual(case: Case) -> bool:
@@ -15,12 +16,24 @@ def of_residual(case: Case) -> bool:
     return OPS[case.op].adds_residual and case.seed % 2 == 1
 
 
+def of_partner(case: Case) -> str:
+    """What lies apart where x alone does: with an odd seed what is read beside it, if the op has that."""
+    op = OPS[case.op]
+    partner = RESIDUAL if op.adds_residual else GATE if op.gated else SCALE if op.modulated else "x"
+    return partner if case.seed % 2 else "x"
+
+
 def gap_of(case: Case, name: str) -> int:
     """The elements behind each row of x, of dy, or of what has their shape."""
-    like = {"residual": "x", "dresidual_out": "dy"}.get(name, name)
-    if case.layout in ("x_strided", "dy_strided"):
-        apart = {"x_strided": ("x", "residual"), "dy_strided": ("dy", "dresidual_out")}[case.layout]
-        return case.gap * (name == apart[of_residual(case)])
+    like = {RESIDUAL: "x", "dresidual_out": "dy", GATE: "dy"}.get(name, name)
+    if case.layout == "x_strided":
+        return case.gap * (name == of_partner(case))
+    if case.layout == "dy_strided":
+        if name == GATE:
+            return case.gap * (case.seed % 3)
+        return case.gap * (name == ("dy", "dresidual_out")[of_residual(case)])
+    if case.layout == "strided" and case.seed % 2:  # each has its own
+        return case.gap * (2 if name in ("dy", RESIDUAL, GATE) else 1)
     if case.layout == "rank3_strided" and case.seed % 2:
         return case.gap * (like == ("x", "dy")[case.seed // 2 % 2])
     return case.gaps[like]
@@ -31,16 +44,12 @@ def expands(case: Case, name: str) -> bool:
     return case.layout in EXPANDED and name == ("dy", "dresidual_out")[of_residual(case)]
 
 
-def gate_gap(case: Case) -> int:
-    """The elements behind each row of a gate: as many as behind those of x, or twice as many, by turns of the seed."""
-    return (1 + case.seed % 2) * case.gaps["dy"]
-
-
-def modulation_stride(case: Case, name: str = "scale") -> int:
+def modulation_stride(case: Case, name: str = SCALE) -> int:
     """The row stride of scale and shift: that of a sixth of a projection if dy is strided, else they are packed. With
-    an odd seed ``scale`` alone is such a sixth.
+    an odd seed ``scale`` alone is such a sixth, beside an x that is strided alone as well.
     """
-    return case.N * (6 if case.gaps["dy"] and (name == "scale" or case.seed % 2 == 0) else 1)
+    alone = name == SCALE and case.layout == "x_strided" and of_partner(case) == SCALE
+    return case.N * (6 if alone or (case.gaps["dy"] and (name == SCALE or case.seed % 2 == 0)) else 1)
 
 
 def angle_stride(case: Case) -> int:

@@ -241,7 +241,8 @@ def _strides_in_words(case: Case, op: Op, *, backward: bool) -> str:
     if not names:
         return ""
     use = " and ".join(f"{name}.stride(-2)" for name in names)
-    lie = f"Rows of {' and '.join(names)} lie {case.N + case.gap} elements apart here, not N={case.N}"
+    distances = dict.fromkeys(f"{case.N + gap_of(case, name)}" for name in names)
+    lie = f"Rows of {' and '.join(names)} lie {' and '.join(distances)} elements apart here, not N={case.N}"
     return f"{lie}: does it use {use}?"
 
 

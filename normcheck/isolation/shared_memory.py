@@ -27,7 +27,8 @@ from normcheck.cases.guard_bands import buffer_of
 from normcheck.cases.inputs import torch_dtype
 from normcheck.cases.layouts import SAMPLES_STRIDED
 from normcheck.cases.ops import OPS
-from normcheck.cases.strides import angle_stride, gate_gap, modulation_stride
+from normcheck.cases.strides import angle_stride, gap_of, modulation_stride
+from normcheck.cases.tensor_names import GATE, RESIDUAL
 from normcheck.errors import UnsupportedCase
 
 _ALIGNMENT = 512
@@ -317,15 +318,15 @@ def shared_bytes(case: Case) -> int:
     op, item = OPS[case.op], torch_dtype(case.dtype).itemsize
     y = max(torch_dtype(name).itemsize for name in op.y_dtypes(case.dtype, case.weight_format))
     band = 2 * (case.N + 512)  # of a row and 256 elements, before a tensor and behind it
-    inputs = sum(((case.M + 1) * (case.N + gap) + band) * item for gap in case.gaps.values())
+    wide = torch_dtype(case.residual_format).itemsize
+    sizes = [("x", item), ("dy", item), *[(GATE, item)] * op.gated]
+    sizes += [(name, wide) for name in (RESIDUAL, "dresidual_out")] * op.adds_residual
+    inputs = sum(((case.M + 1) * (case.N + gap_of(case, name)) + band) * size for name, size in sizes)
     outputs = (case.M * case.N + band) * (y + item) + 4 * (case.M * (case.N // 64 + 1) + band) * op.quantises
     inputs *= 1 + (case.layout == SAMPLES_STRIDED)  # behind the last sample is room for another
-    if op.adds_residual:  # as many again, in the residual's dtype, and residual_out as a saved input
-        wide = torch_dtype(case.residual_format).itemsize
-        inputs += inputs // item * wide
+    if op.adds_residual:  # with residual_out as a saved input
         outputs += 3 * (case.M * case.N + band) * wide
     if op.gated:
-        inputs += ((case.M + 1) * (case.N + gate_gap(case)) + band) * item
         outputs += (case.M * case.N + band) * item
     if op.modulated:
         wide = torch_dtype(case.weight_format).itemsize

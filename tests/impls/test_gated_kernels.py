@@ -184,10 +184,15 @@ def test_a_function_without_a_gate_and_one_with_it_belong_to_other_ops() -> None
 
 def test_a_gate_has_a_row_stride_of_its_own() -> None:
     case = Case(op=OP.name, dtype="fp16", M=3, N=8, bias=False)
-    for seed, gated in ((0, 12), (1, 16)):  # a chunk of the projection that x is one of, or of another
-        strides = {}
+    strides: dict[str, set[tuple[int, int, int]]] = {}
+    for seed in range(6):
         for layout, gap in (("contiguous", 0), ("x_strided", 4), ("dy_strided", 4), ("strided", 4)):
             inputs = make(replace(case, layout=layout, gap=gap, seed=seed), OP, "cpu")
             assert inputs.gate is not None
-            strides[layout] = inputs.x.stride(0), inputs.gate.stride(0)
-        assert strides == {"contiguous": (8, 8), "x_strided": (12, 8), "dy_strided": (8, gated), "strided": (12, gated)}
+            strides.setdefault(layout, set()).add(tuple(t.stride(0) for t in (inputs.x, inputs.gate, inputs.dy)))
+    assert strides == {
+        "contiguous": {(8, 8, 8)},
+        "x_strided": {(12, 8, 8), (8, 12, 8)},
+        "dy_strided": {(8, 8, 12), (8, 12, 12), (8, 16, 12)},
+        "strided": {(12, 12, 12), (12, 16, 16)},  # chunks of one projection, and of several
+    }
