@@ -130,9 +130,12 @@ def statistics(rules: Rules, rows: Rows, eps: float, off: Tensor | None = None) 
 
 
 def saved_statistics(rules: Rules, rows: Rows) -> StatisticsBound:
-    """The bound for y given the kernel's saved statistics, which one rounding of their store may have changed."""
-    al = rules.count["stats_saved"] * rules.u
-    return StatisticsBound(al, None if rows.mean is None else (rows.mean.abs() * rows.rstd).mul_(al), None, None)
+    """The bound for y given the kernel's saved statistics, which one rounding of their store may have changed, and of
+    which rstd may be that of another lane.
+    """
+    saved = rules.count["stats_saved"] * rules.u
+    d = None if rows.mean is None else (rows.mean.abs() * rows.rstd).mul_(saved)
+    return StatisticsBound(rules.saved_rstd(rows.xh.shape[1]), d, None, None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ NO_ROOM = 1e-300  # stands for a bound of exactly 0: no error is a ratio of 0, a
 _EXPONENT = 0x7FF0000000000000  # the exponent field of an fp64 a: alone it is 2^floor(log2(a))
 
 
+LANES = 1024
+"""The most threads of a block. In a row of more numbers some thread has two or more, and no sum of them is in doubt."""
+
+
 @dataclass(frozen=True)
 class Rules:
     """The numbers of one op under one model, ready for the formulas.
@@ -57,6 +61,10 @@ class Rules:
     def alone(self) -> float:
         """The error of a product with the weight alone, to which xhat is added: as a factor of the two, as they are."""
         return self.count["factor"] * self.u * (1 + (self.k_y + 2) * self.u)
+
+    def saved_rstd(self, n: int) -> float:
+        """How far apart, relative to it, the rstd that is used for y and the saved one of a row of n numbers may be."""
+        return (self.count["stats_saved"] + self.count["lanes"] * (n <= LANES)) * self.u
 
     def gam(self, k: int) -> float:
         """k u / (1 - k u): the bound of k roundings in a row (Higham, lemma 3.1)."""

@@ -210,8 +210,41 @@ def test_every_count_widens_what_it_is_about(name: str) -> None:
             "dw": {"dw", "dw_given"},
             "db": {"db", "db_given"},
             "stats_saved": {"y_given"},
+            "lanes": {"y_given"},
         }[name]
     )
+
+
+def rstds_of_lanes(x: Tensor, eps: float) -> Tensor:
+    """rstd (m, N) that each of N lanes has of a row of x, fp32, as compilers make it.
+
+    The first sum of two squares is an FMA of a lane's own x, to which the other's rounded square is added.
+    """
+    lanes, own = torch.arange(x.shape[1]), x.double()
+    other = (x * x)[:, lanes ^ (x.shape[1] // 2)].double()
+    sums, step = own.mul(own).add(other).float(), x.shape[1] // 4
+    while step:
+        sums, step = sums + sums[:, lanes ^ step], step // 2
+    return 1 / torch.sqrt(sums / x.shape[1] + torch.tensor(eps))
+
+
+def test_each_lane_may_have_a_sum_of_its_own() -> None:
+    """What Triton 3.6 and 3.7 make of a row in one warp on a GPU: y of a lane that does not store its rstd."""
+    op, eps = OPS["rmsnorm"], 1e-5
+    x = torch.randn(50000, 16, generator=torch.Generator().manual_seed(1))
+    rstds = rstds_of_lanes(x, eps)
+    saved = rstds[:, :1].double()
+    rows = reference.normalise_with(reference.normalise(op, x.double(), eps), None, saved)
+    scale = reference.scale(op, torch.ones(16))
+    forward = reference.forward(op, rows, scale.g, torch.zeros(16).double(), {})
+    right = {}
+    for lanes in (0, TOML["count"]["lanes"]):
+        one = rules(op, Model(), weight=False)
+        one = replace(one, count={**one.count, "lanes": lanes})
+        given = forward_bounds.saved_statistics(one, rows)
+        bound = forward_bounds.output_y(one, rows, forward, scale, torch.zeros(16).double(), given, FP32).y.upper
+        right[lanes] = bool(((x * rstds).double() - forward.y).abs().le(bound).all())
+    assert right == {0: False, 20: True}
 
 
 @pytest.mark.parametrize("name", list(TOML["store"]))

@@ -12,6 +12,7 @@ import triton.language as tl
 
 from normcheck.oracle.fused import layout
 from normcheck.oracle.fused.formulas import (
+    AL_LANES,
     AL_SAVED,
     ALONE,
     C_VAR,
@@ -313,8 +314,8 @@ def forward_kernel(
             own_r = wide(own_rstd_ptr + rows, inside)
             if CENTERED:
                 own_mean = wide(own_mean_ptr + rows, inside)
-            own_al = tl.zeros((R,), tl.float64) + number(numbers_ptr, AL_SAVED)
-            own_d = tl.abs(own_mean) * own_r * own_al
+            own_al = tl.zeros((R,), tl.float64) + number(numbers_ptr, AL_LANES)
+            own_d = tl.abs(own_mean) * own_r * number(numbers_ptr, AL_SAVED)
             own_per_xh, own_per_row = off_by_ops(own_al, own_d, own_r, k_y, CAST, numbers_ptr)
         for start in tl.range(0, N, B, num_stages=STAGES):
             cols = start + tl.arange(0, B)

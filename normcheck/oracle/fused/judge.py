@@ -341,6 +341,7 @@ def _numbers_of(op: Op, model: Model, case: Case, y_fmt: Format, device: torch.d
         "limit": FLT_MAX / 4 / case.N,
         "k_y": rules.k_y,
         "al_saved": count["stats_saved"] * u,
+        "al_lanes": rules.saved_rstd(case.N),
         "lower_clip": clips.get("lower_clip", 0.0),
         "upper_clip": clips.get("upper_clip", 0.0),
         "y_least": 2.0**y_fmt.emin,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 NUMBERS = (
-    "u", "eta", "eps", "gam_mean", "mean_eta", "gam_var", "c_var", "rs", "limit", "k_y", "al_saved",
+    "u", "eta", "eps", "gam_mean", "mean_eta", "gam_var", "c_var", "rs", "limit", "k_y", "al_saved", "al_lanes",
     "lower_clip", "upper_clip", "y_least", "y_half", "per_xhat", "io_least",
     "io_half", "gam_c1", "gam_c2", "k_dx", "gam_raw", "grow", "mean_xh", "dx_half", "dw_io_half", "w_least",
     "dw_half", "db_half", "gam_dw", "gam_db", "rows_eta", "least_32", "alone",

@@ -368,7 +368,7 @@ INLINE void forward(const struct forward_kernel *a, double *work) {
             compare_one(&rstds, own_rstd, r, bounded ? r * upper + eta : INFINITY, r * lower + eta, number[LEAST_32]);
         }
         row ends = row_of(number, mean, r, al, d, (int)a->CAST);
-        row by_own = row_of(number, own_mean, own_rstd, number[AL_SAVED],
+        row by_own = row_of(number, own_mean, own_rstd, number[AL_LANES],
                             fabs(own_mean) * own_rstd * number[AL_SAVED], (int)a->CAST);
         for (int64_t start = 0; start < N; start += TILE) {
             int64_t count = N - start < TILE ? N - start : TILE;
