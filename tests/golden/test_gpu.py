@@ -72,6 +72,19 @@ def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_w
         assert of_each.count("held") >= len(of_each) - 2  # torch_compile had no time left in two, and says so
 
 
+def test_all_but_liger_and_the_operators_of_cudnn_passed_again_later() -> None:
+    run = json.loads((FOLDER / "without_liger.json").read_text(encoding="utf-8"))
+    assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
+    cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
+    assert {dtype for *_, dtype in cells} == {*DTYPES}
+    assert {name for _, name, _ in cells} >= {"torch", "triton", "cudnn", "cudnn_graph", "torch_compile"}
+    for cell in cells.values():
+        assert (cell["status"], cell["device"]) == ("pass", "cuda")
+        assert cell["cases"] >= 100 and cell["shapes"] >= 6
+        assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
+        assert {how["status"] for how in cell["contexts"].values()} <= {"held", "told", "not tried"}
+
+
 def test_published_kernels_are_told_apart_by_the_sum_that_they_norm() -> None:
     """Two or more of each convention, in both dtypes; what fails rounds xhat, which is another op."""
     run = json.loads((FOLDER / "published_sums.json").read_text(encoding="utf-8"))
