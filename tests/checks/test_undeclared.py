@@ -71,7 +71,7 @@ def test_a_folded_y_beyond_the_undeclared_bound() -> None:
 
 def test_a_check_that_is_declared_away_is_made_all_the_same() -> None:
     saves_other = Kernel(rstd_out=lambda c: c.r.float() * (1 + 2.0**-21))
-    declared = result_of(declaring(saves_other, y_given_stats=False), replace(CASE, rows="normal"))
+    declared = result_of(declaring(saves_other, y_given_stats=False), replace(CASE, N=1100, rows="normal"))
     assert not declared.failed
     assert ratios(declared)["y"] > 1
 

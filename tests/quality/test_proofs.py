@@ -69,7 +69,7 @@ def least(count: str) -> int:
 
 OF_A_GATE = {"exp", "exp_argument", "sigmoid", "sigmoid_absolute", "activation", "slope", "gated", "dgate"}
 OF_A_LENGTH = {"y_l2norm", "eps"}
-ARGUED = {"dresidual", "scale", "code", "factor", "xhat_centered", *OF_A_GATE, *OF_A_LENGTH}
+ARGUED = {"dresidual", "lanes", "scale", "code", "factor", "xhat_centered", *OF_A_GATE, *OF_A_LENGTH}
 """The counts that are argued only, in words, in docs/bounds.md."""
 
 
@@ -218,16 +218,21 @@ def rows(xhat: Tensor, *, mean: Tensor | None = None) -> Rows:
     return Rows(xhat, mean, column(1.0), column(1.0), xhat)
 
 
+def saved(numbers: Rules, one: Rows) -> forward_bounds.StatisticsBound:
+    """As of a row that is too long for lanes to differ."""
+    return forward_bounds.saved_statistics(replace(numbers, count={**numbers.count, "lanes": 0}), one)
+
+
 def bound_of_y(numbers: Rules) -> float:
     one = rows(column(1.0), mean=column(0.0))
     fwd = Forward(one.xh, one.xh, one.xh)
-    given = forward_bounds.saved_statistics(numbers, one)
-    return float(forward_bounds.output_y(numbers, one, fwd, Scale(torch.ones(1)), None, given, FP32).y.upper)
+    scale = Scale(torch.ones(1))
+    return float(forward_bounds.output_y(numbers, one, fwd, scale, None, saved(numbers, one), FP32).y.upper)
 
 
 def bound_of_xhat(numbers: Rules) -> float:
     one = rows(column(1.0))
-    found = casting.cast(numbers, one, forward_bounds.saved_statistics(numbers, one), FP64)
+    found = casting.cast(numbers, one, saved(numbers, one), FP64)
     return float(found.value - found.low)
 
 
