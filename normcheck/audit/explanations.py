@@ -164,6 +164,8 @@ _RIGHT = {
     "dx_over_8_rows": "mD14",
     "dx_without_tail_64": "tail-block.triton",
     "dx_first_8192_columns": "wide-tail.triton",
+    "dx_first_16384_columns": "wide-tail.triton",
+    "dx_first_32768_columns": "wide-tail.triton",
     "dx_c1_along_columns": "mD15",
     "xhat_from_y_clamped": "mD17",
     "dx_means_accumulated_io": "mD18",
