@@ -170,6 +170,7 @@ PAIRS = (
     ("n", "head"), ("layout", "head"), ("head", "kv_heads"), ("head", "rotary"), ("m", "head"), ("m", "kv_heads"),
     ("layout", "rotary"), ("rotary", "angles"), ("kv_heads", "rotary"), ("layout", "angles"), ("m", "angles"),
     ("weight_dtype", "angles"), ("weight_dtype", "rotary"), ("angles", "rows"), ("angles", "dy"), ("head", "probe"),
+    ("head", "angles"), ("weight_dtype", "head"),
 )  # fmt: skip
 """The axes whose values must meet in some case. "m" is a class of M, "band" one of BANDS; "whole" is one N of each
 width, as in WHOLE, "n" a width and a fit, "octave" a class of OCTAVES; "special" is one of SPECIAL, or a

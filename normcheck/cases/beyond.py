@@ -59,11 +59,16 @@ _BETWEEN_N = 64  # most kernels have compiled it by then
 _FOUR_SAMPLES = 736
 """Rows of four samples: those of a core are a prime number, or have a prime number of rows each."""
 
-HEADS_OF_MODELS = ((64, 30, 3), (128, 36, 4), (64, 36, 2), (80, 24, 4))
-"""Columns of a head, heads, and those of k, as models have them: 8, 7 or 16 of q share one of k."""
+HEADS_OF_MODELS = (
+    *((64, 30, 3, "all"), (256, 12, 2, "quarter"), (128, 36, 4, "all"), (64, 36, 2, "half"), (80, 24, 4, "half")),
+    (256, 12, 2, "all"),
+)
+"""Columns of a head, heads, those of k, and which part is rotated, as models have them: 8, 7, 16 or 4 heads of q share
+one of k."""
 
 SPLITS = (
     (64, 32, 1024),
+    (32, 8, 1369),
     (320, 32, 16),
     (128, 32, 64),
     (512, 16, 9),
@@ -94,14 +99,17 @@ def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
     order = random.Random(seed)
     split_anew = claims.op.grouped and claims.groups == GROUP_COUNTS and not claims.shapes
     layouts = [own for own in (claims.layouts[0], CHANNELS_LAST) if own in claims.values("layout")]
-    for layout, (channels, groups, length) in product(dict.fromkeys(layouts), SPLITS) if split_anew else ():
+    for (channels, groups, length), layout in product(SPLITS, dict.fromkeys(layouts)) if split_anew else ():
         if _admitted(claims, 3, channels * length):
-            split = {"channels": str(channels), "groups": str(groups), "layout": layout}
-            yield _drawn(claims, order, 3, channels * length, rows="shifted", **split)
+            split: dict[str, Any] = {"channels": str(channels), "groups": str(groups), "layout": layout}
+            split["seed"] = 4 * order.randrange(250)  # x and dy lie alike, see ``strides.in_channels_last``
+            yield _drawn(claims, order, 3, channels * length, rows="shifted", **_plain(claims) | split)
     own_heads = claims.op.rotary and claims.own["head"] == HEAD_COLUMNS and claims.own["kv_heads"] == KV_HEADS
-    for head, count, of_k in HEADS_OF_MODELS if own_heads and not claims.shapes else ():
+    for head, count, of_k, rotary in HEADS_OF_MODELS if own_heads and not claims.shapes else ():
         if _admitted(claims, head // 2, head * count):  # as many tokens as pairs: no shape tells cos from its transpose
-            yield _drawn(claims, order, head // 2, head * count, rows="shifted", head=str(head), kv_heads=str(of_k))
+            part = rotary if rotary in claims.own["rotary"] else claims.own["rotary"][0]
+            split = {"head": str(head), "kv_heads": str(of_k), "rotary": part}
+            yield _drawn(claims, order, head // 2, head * count, rows="shifted", **_plain(claims) | split)
     for m, every in () if claims.shapes else ((2, (*MODEL_SIZES, *MODEL_POWERS)), (_FULL_BLOCKS, MODEL_POWERS)):
         sizes = [n for n in every if _admitted(claims, m, n)]
         for n in order.sample(sizes, len(sizes)):

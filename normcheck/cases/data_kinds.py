@@ -287,6 +287,16 @@ def weight_kinds(op: Op) -> tuple[str, ...]:
     return (*WEIGHT_KINDS, CODE_WEIGHTS) if op.quantises else WEIGHT_KINDS
 
 
+def dy_kinds(op: Op, dtype: str) -> tuple[str, ...]:
+    """The kinds of dy of an op, simplest first. Eager code rounds each product to the dtype of x, which is a convention
+    of some ops: in fp16 that overflows beside a large dy.
+    """
+    if op.quantises:
+        return DY_KINDS[:1]
+    overflows = dtype == "fp16" and (op.gated or op.modulated or op.grouped or op.rotary)
+    return tuple(kind for kind in DY_KINDS if not (overflows and kind == "large"))
+
+
 SCALE_VALUES: Mapping[str, Callable[[float], float]] = MappingProxyType(
     {
         "normal": lambda u: 2.0**-5 * (1.0 + u),

@@ -18,7 +18,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, ONLY_ROW, ROW_KINDS, ROWS, WEIGHT_KINDS
 from normcheck.cases.dtypes import FORMATS
 from normcheck.cases.op import Op
-from normcheck.cases.strides import expands
+from normcheck.cases.strides import expanded
 
 
 class Unavailable(Exception):
@@ -35,7 +35,7 @@ def fill(
     """
     m, n = case.M, case.N
     dy_kind, dy_elements, only_row = DY_KINDS.index(case.dy), m * n, -1
-    if expands(case, "dy"):
+    if expanded(case) == "dy":
         dy_elements = min(n if case.layout == "dy_expanded" else 1, dy_elements)
         dy_kind = dy_kind if case.layout == "dy_expanded" else DY_KINDS.index("ones")
     elif case.dy in ONLY_ROW:

@@ -34,7 +34,7 @@ from normcheck.cases.axes import (
     row_class,
 )
 from normcheck.cases.claims import Claims
-from normcheck.cases.data_kinds import DY_KINDS, NOT_FINITE, weight_kinds
+from normcheck.cases.data_kinds import NOT_FINITE, dy_kinds, weight_kinds
 from normcheck.cases.depth import Depth
 from normcheck.cases.layouts import EXPANDED, HEAD_SIZES, HEADS, OF_WEIGHTS
 
@@ -132,7 +132,7 @@ def axes_of(claims: Claims, sizes: Sizes) -> Mapping[str, tuple[Any, ...]]:
         "weights": weight_kinds(claims.op),
         "eps": claims.epsilons or EPS,
         "rows": ORDINARY,
-        "dy": tuple(kind for kind in DY_KINDS if kind not in NOT_FINITE),
+        "dy": tuple(kind for kind in dy_kinds(claims.op, claims.dtype) if kind not in NOT_FINITE),
         "special": (*SPECIAL, *(f"dy {kind}" for kind in NOT_FINITE)),
         "probe": (Depth.MEMORY, Depth.ROWS),
     }

@@ -49,8 +49,8 @@ from normcheck.cases.of_samples import (
 from normcheck.cases.op import RELU6, Op
 from normcheck.cases.ops import OPS
 from normcheck.cases.rng import hashed, normal, uniform
-from normcheck.cases.strides import expands, gap_of, modulation_stride
-from normcheck.cases.tensor_names import BY_NAME, DSCALE, GATE, RESIDUAL, RESIDUAL_GATE
+from normcheck.cases.strides import MODULATION, apart, expanded, gap_of, in_channels_last, modulation_stride
+from normcheck.cases.tensor_names import BY_NAME, DSCALE, GATE, RESIDUAL
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
 """The bits of a NaN in an input. With an odd seed its sign bit is set."""
@@ -197,12 +197,13 @@ def make(case: Case, op: Op, device: str) -> Inputs:
 def _moved(case: Case, packed: Inputs) -> Inputs:
     """The same numbers, but x, and what else has its shape, in the strides of the layout and in buffers of NaN.
 
-    dy of heads stays packed, and of channels-last memory if the seed is odd: what follows need not keep the layout."""
+    dy of heads stays packed, and of channels-last memory by turns dy or x: what comes before need not keep the layout,
+    nor what follows."""
     _, middle, last = case.shape
     names, strides = {
         HEADS: (("x",), (*case.head_strides, 1)),
-        CHANNELS_LAST: (("x", "dy")[: 2 - case.seed % 2], (middle * last, 1, middle)),
-        SAMPLES_STRIDED: (_OF_ROWS, (middle * last + case.gap, last, 1)),
+        CHANNELS_LAST: (in_channels_last(case), (middle * last, 1, middle)),
+        SAMPLES_STRIDED: (tuple(apart(case)), (middle * last + case.gap, last, 1)),
     }[case.layout]
     of_rows = {name: t.view(case.shape) for name, t in packed.named() if name in _OF_ROWS}
     return replace(packed, **{name: restrided(t, strides) if name in names else t for name, t in of_rows.items()})
@@ -226,12 +227,12 @@ def fill(case: Case, op: Op, made: Inputs) -> None:
     for first in range(0, max(case.M, 1), height):
         rows = slice(first, min(first + height, case.M))
         x[rows], cotangents, parameters = _slab(case, rows, device)
-        if not expands(case, "dy"):
+        if expanded(case) != "dy":
             dy[rows] = cotangents
         elif not first and case.M:  # the one row, or the one number, that all rows share
             shared = cotangents[0] if case.layout == "dy_expanded" else torch.ones(1, device=device)
             dy.as_strided(shared.shape, (1,)).copy_(shared)
-    if case.dy in ONLY_ROW and case.M and not expands(case, "dy"):
+    if case.dy in ONLY_ROW and case.M and expanded(case) != "dy":
         only = dy[ONLY_ROW[case.dy]].clone()
         dy.zero_()
         dy[ONLY_ROW[case.dy]] = only
@@ -258,7 +259,7 @@ def _fill_residual(case: Case, made: Inputs) -> None:
         if made.residual_gate is not None:  # a residual that cancels what is added to it cancels that product
             x = x * _of_rows(case, made.residual_gate, rows)
         made.residual[rows] = kind(own, x).float()
-        if not expands(case, "dresidual_out"):
+        if expanded(case) != "dresidual_out":
             made.dresidual_out[rows] = cotangents.float()
         elif not first:  # the one row, or the one number, that all rows share
             shared = cotangents[0] if case.layout == "dy_expanded" else cotangents.new_ones(1)
@@ -338,7 +339,7 @@ def _unfilled(case: Case, device: str) -> Inputs:
     op, x, dy = OPS[case.op], _placed(case, "x", io, device), _placed(case, "dy", io, device)
     if op.modulated:
         wide, both = torch_dtype(case.weight_format), (case.batch, case.N)
-        names = ("scale", "shift", *[RESIDUAL_GATE] * op.gates_residual)
+        names = MODULATION[: 2 + op.gates_residual]
         own = {
             name: placed(
                 both, (modulation_stride(case, name), 1), wide, device, shift=shift_of(case.layout, case.N, name)
@@ -370,12 +371,10 @@ def _with_residual(case: Case, made: Inputs, device: str) -> Inputs:
 
 
 def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
-    """An unfilled tensor (M, N) in the layout of the case: a residual lies as x does, its cotangent as dy.
-
-    If one of the two alone is strided, or expanded, the seed says which: a kernel may take the stride of one for both.
-    A gate, which is a chunk of a projection, has a row stride of its own, or that of x if both are chunks of one.
-    """
-    row, column = (0, int(case.layout == "dy_expanded")) if expands(case, name) else (case.N + gap_of(case, name), 1)
+    """An unfilled tensor (M, N) in the layout of the case."""
+    row, column = case.N + gap_of(case, name), 1
+    if name == expanded(case):
+        row, column = 0, int(case.layout == "dy_expanded")
     return placed((case.M, case.N), (row, column), dtype, device, shift=shift_of(case.layout, case.N, name))
 
 

@@ -33,14 +33,14 @@ LAYOUTS = (
     *(RANK4, TRAILING, CHANNELS_LAST, SAMPLES_STRIDED, *OF_WEIGHTS, HEADS),
 )
 """Simplest first. ``misaligned``: some tensors begin one element behind an aligned address, see ``shift_of``;
-``strided``: a gap of ``gap`` elements follows each row of x and dy; ``rank3``: (B, S, N), ``rank3_strided``: both;
-``dy_expanded``: dy has row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are all 0, as from
-``y.sum().backward()``; ``heads``: x is (T, H, N), the first H heads of each of T tokens in a buffer that has other
-heads behind them, see ``Case.heads``; ``rank4``: (B, S, T, N); ``trailing``: x is (M, A, B) and weight (A, B), normed
-over A * B = N elements; ``channels_last``: x (B, C, L) has the strides of (B, L, C), and so has dy if the seed is even;
-``weight_strided``: weight and bias have stride 2; ``weight_stacked``: x is (G, S, N) and weight (G, N), row (g, s) has
-weight g; ``weight_interleaved``: x is (S, G, N), row (s, g) has weight g; ``samples_strided``: the gap of x and dy
-follows each sample, not each row."""
+``strided``: a gap of ``gap`` elements, or several, follows each row of all tensors, see ``strides.apart``; ``rank3``:
+(B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are
+all 0, as from ``y.sum().backward()``; ``heads``: x is (T, H, N), the first H heads of each of T tokens in a buffer that
+has other heads behind them, see ``Case.heads``; ``rank4``: (B, S, T, N); ``trailing``: x is (M, A, B) and weight
+(A, B), normed over A * B = N elements; ``channels_last``: x (B, C, L) has the strides of (B, L, C), and so has dy, or
+one of the two alone; ``weight_strided``: weight and bias have stride 2; ``weight_stacked``: x is (G, S, N) and weight
+(G, N), row (g, s) has weight g; ``weight_interleaved``: x is (S, G, N), row (s, g) has weight g; ``samples_strided``:
+the gap follows each sample, not each row, of all tensors or of one."""
 
 ROWS_APART = ("x_strided", "dy_strided", "strided")
 """The layouts in which a gap follows each row of x, of dy, and of both."""

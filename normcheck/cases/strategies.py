@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from normcheck.cases.axes import CLIPS, EPS, MODEL_SIZES
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
-from normcheck.cases.data_kinds import DY_KINDS, ROW_KINDS, weight_kinds
+from normcheck.cases.data_kinds import ROW_KINDS, dy_kinds, weight_kinds
 from normcheck.cases.layouts import HEADS, STRIDED, head_size_near
 from normcheck.cases.op import Op
 from normcheck.cases.ops import OPS
@@ -80,7 +80,7 @@ def choices(claims: Claims, *, seeds: int = 999) -> Choices:
         n=tuple(n for n in (*SIZES_N, *claims.multiples) if claims.admits("N", n)),
         elements=ELEMENTS,
         rows=ROW_KINDS,
-        dy=DY_KINDS[:1] if claims.op.quantises else DY_KINDS,
+        dy=dy_kinds(claims.op, claims.dtype),
         parameters=(*[(NO_WEIGHT, "same", b) for b in claims.lone_biases if False in weight], *parameters),
         eps=claims.epsilons or EPS,
         clips=CLIPS if claims.op.clamped else (),

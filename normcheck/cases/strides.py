@@ -1,55 +1,73 @@
-"""How far apart the rows of each tensor of a case lie. If one of two lies so alone, the seed says which.
+"""How far apart the rows, or the samples, of each tensor of a case lie.
 
-A kernel may take the strides of one for both.
+A kernel may take the strides of one tensor for those of another. So by turns of the seed one of them alone lies apart,
+or each at a distance of its own.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from normcheck.cases.case import Case
-from normcheck.cases.layouts import EXPANDED
+from normcheck.cases.layouts import EXPANDED, HEADS, SAMPLES_STRIDED
 from normcheck.cases.ops import OPS
-from normcheck.cases.tensor_names import GATE, RESIDUAL, SCALE
+from normcheck.cases.tensor_names import GATE, RESIDUAL, RESIDUAL_GATE, SCALE, SHIFT
+
+MODULATION = (SCALE, SHIFT, RESIDUAL_GATE)
+"""What each sample of a modulated op has of its own: its rows are those of a projection to several such."""
+
+_SIXTH = 5  # of a projection to six: so many others lie behind each row
 
 
-def of_residual(case: Case) -> bool:
-    """Whether the residual lies apart in place of x, and its cotangent apart, or expanded, in place of dy."""
-    return OPS[case.op].adds_residual and case.seed % 2 == 1
-
-
-def of_partner(case: Case) -> str:
-    """What lies apart where x alone does: with an odd seed what is read beside it, if the op has that."""
+def read_by_forward(case: Case) -> tuple[str, ...]:
+    """The tensors with rows that a forward of a case reads, x first."""
     op = OPS[case.op]
-    partner = RESIDUAL if op.adds_residual else GATE if op.gated else SCALE if op.modulated else "x"
-    return partner if case.seed % 2 else "x"
+    beside = [RESIDUAL] * op.adds_residual + [GATE] * op.gated + [SCALE, SHIFT] * op.modulated
+    return "x", *beside, *[RESIDUAL_GATE] * op.gates_residual
+
+
+def cotangents(case: Case) -> tuple[str, ...]:
+    """The gradients that a backward of a case gets, dy first."""
+    return "dy", *["dresidual_out"] * OPS[case.op].adds_residual
+
+
+def apart(case: Case) -> Mapping[str, int]:
+    """The tensors whose rows, or samples, lie apart -> how many gaps follow each."""
+    every = *read_by_forward(case), *cotangents(case)
+    if case.layout in ("x_strided", "dy_strided"):
+        own = read_by_forward(case) if case.layout == "x_strided" else cotangents(case)
+        return {own[case.seed % len(own)]: 1}
+    if case.layout == "strided":
+        return {name: 1 + number * (case.seed % 2) for number, name in enumerate(every)}
+    if case.layout in ("rank3_strided", SAMPLES_STRIDED):
+        own = tuple(name for name in every if name not in MODULATION)
+        turn = case.seed % (2 * len(own))
+        return dict.fromkeys(own[turn : turn + 1] or own, 1)
+    return {}
+
+
+def in_channels_last(case: Case) -> tuple[str, ...]:
+    """Which of x and dy lie in channels-last memory in that layout: both, or by turns one of them."""
+    return (("x", "dy"), ("x",), ("x", "dy"), ("dy",))[case.seed % 4]
 
 
 def gap_of(case: Case, name: str) -> int:
-    """The elements behind each row of x, of dy, or of what has their shape."""
-    like = {RESIDUAL: "x", "dresidual_out": "dy", GATE: "dy"}.get(name, name)
-    if case.layout == "x_strided":
-        return case.gap * (name == of_partner(case))
-    if case.layout == "dy_strided":
-        if name == GATE:
-            return case.gap * (case.seed % 3)
-        return case.gap * (name == ("dy", "dresidual_out")[of_residual(case)])
-    if case.layout == "strided" and case.seed % 2:  # each has its own
-        return case.gap * (2 if name in ("dy", RESIDUAL, GATE) else 1)
-    if case.layout == "rank3_strided" and case.seed % 2:
-        return case.gap * (like == ("x", "dy")[case.seed // 2 % 2])
-    return case.gaps[like]
+    """The elements behind each row, or sample, of x, of dy, or of what has their shape."""
+    if case.layout == HEADS:
+        return case.gaps[name]
+    return case.gap * apart(case).get(name, 0)
 
 
-def expands(case: Case, name: str) -> bool:
-    """Whether all rows of this cotangent share one memory."""
-    return case.layout in EXPANDED and name == ("dy", "dresidual_out")[of_residual(case)]
+def expanded(case: Case) -> str:
+    """The cotangent whose rows all share one memory, "" if that of none does."""
+    own = cotangents(case)
+    return own[case.seed % len(own)] if case.layout in EXPANDED else ""
 
 
-def modulation_stride(case: Case, name: str = SCALE) -> int:
-    """The row stride of scale and shift: that of a sixth of a projection if dy is strided, else they are packed. With
-    an odd seed ``scale`` alone is such a sixth, beside an x that is strided alone as well.
-    """
-    alone = name == SCALE and case.layout == "x_strided" and of_partner(case) == SCALE
-    return case.N * (6 if alone or (case.gaps["dy"] and (name == SCALE or case.seed % 2 == 0)) else 1)
+def modulation_stride(case: Case, name: str) -> int:
+    """The row stride of one of MODULATION: N if it is packed, else that of a projection to six or more."""
+    behind = apart(case).get(name, 0)
+    return case.N * (behind + _SIXTH if behind else 1)
 
 
 def angle_stride(case: Case) -> int:

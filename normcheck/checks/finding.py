@@ -22,7 +22,7 @@ from normcheck.cases.layouts import (
 )
 from normcheck.cases.op import Op
 from normcheck.cases.split import others_behind
-from normcheck.cases.strides import gap_of, of_residual
+from normcheck.cases.strides import MODULATION, apart, cotangents, expanded, gap_of, in_channels_last, modulation_stride
 from normcheck.cases.tensor_names import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, own_limit
 from normcheck.checks.ask import Ask
@@ -222,7 +222,7 @@ def _strides_in_words(case: Case, op: Op, *, backward: bool) -> str:
     any: a forward reads no dy.
     """
     if case.layout in EXPANDED:
-        strides, name = (0, 1) if case.layout == "dy_expanded" else (0, 0), ("dy", "dresidual_out")[of_residual(case)]
+        strides, name = (0, 1) if case.layout == "dy_expanded" else (0, 0), expanded(case)
         return f"{name} has strides {strides} here: does the backward use {name}.stride(0) and .stride(1)?" * backward
     if case.layout == HEADS:
         return _head_strides(case)
@@ -232,16 +232,22 @@ def _strides_in_words(case: Case, op: Op, *, backward: bool) -> str:
     if case.layout in OF_ROW_GROUPS and case.row_groups > 1:
         row, lies = ("(g, s)", "G, S, N") if case.layout == WEIGHT_STACKED else ("(s, g)", "S, G, N")
         return f"x is ({lies}) = {case.shape} here, weight {case.sides}: does row {row} have weight[g]?"
-    if case.layout == CHANNELS_LAST and case.seed % 2:
-        return "dy is packed here, beside an x in channels-last memory: does it use dy.stride()?" * backward
-    if case.layout == SAMPLES_STRIDED:
-        return f"samples lie {case.M // case.batch} * {case.N} + {case.gap} elements apart here: does it use stride(0)?"
-    of_rows = ("x", "dy", "residual", "dresidual_out") if op.adds_residual else ("x", "dy")
-    names = [name for name in of_rows if gap_of(case, name) and (backward or name in ("x", "residual"))]
+    if case.layout == CHANNELS_LAST and len(in_channels_last(case)) == 1:
+        last, packed = ("x", "dy") if "x" in in_channels_last(case) else ("dy", "x")
+        return f"{packed} is packed here, {last} in channels-last memory: does it use {packed}.stride()?" * backward
+    names = [name for name in apart(case) if backward or name not in cotangents(case)]
     if not names:
         return ""
-    use = " and ".join(f"{name}.stride(-2)" for name in names)
-    distances = dict.fromkeys(f"{case.N + gap_of(case, name)}" for name in names)
+    if case.layout == SAMPLES_STRIDED:
+        lie, use = (
+            f"{case.M // case.batch} * {case.N} + {case.gap}",
+            " and ".join(f"{name}.stride(0)" for name in names),
+        )
+        return f"Samples of {' and '.join(names)} lie {lie} elements apart here: does it use {use}?"
+    use = " and ".join(f"{name}.stride({0 if name in MODULATION else -2})" for name in names)
+    distances = dict.fromkeys(
+        f"{modulation_stride(case, name) if name in MODULATION else case.N + gap_of(case, name)}" for name in names
+    )
     lie = f"Rows of {' and '.join(names)} lie {' and '.join(distances)} elements apart here, not N={case.N}"
     return f"{lie}: does it use {use}?"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import MappingProxyType
 from typing import Any
 
@@ -74,8 +74,8 @@ def _served(kernel: Kernel, inputs: Inputs) -> Mapping[str, Tensor]:
 
 def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """torch's state; a result looked at again, one without gradients too, and a backward, after further calls; torch's
-    deterministic mode off, in which a kernel runs everywhere else; two micro-batches; a second backward. ``second`` has
-    the weight and bias of ``first``.
+    deterministic mode off, in which a kernel runs everywhere else; a backward after y was written to; two
+    micro-batches; a second backward. ``second`` has the weight and bias of ``first``.
 
     A second backward that raises is loud, and no wrong result: then it could not be tried. So it comes last.
     """
@@ -104,6 +104,7 @@ def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         yield Step("with torch's deterministic mode off, as it is by default", (0,), found, exact=False)
     if not kernel.by_autograd:
         return
+    yield from _written_to(kernel, first)
     added = kernel.accumulated((copied(first), copied(second)))
     yield Step("added up over two micro-batches", (0, 1), added)
     called = kernel.forward(copied(first))
@@ -114,3 +115,16 @@ def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     except Broken as broken:
         raise Prevented(f"a second backward through one graph: {broken.message}") from broken
     yield Step("in a second backward through one graph", (0,), gradients)
+
+
+def _written_to(kernel: Kernel, inputs: Inputs) -> Iterator[Step]:
+    """A backward after the caller has written to y, as an activation in place does. What autograd was asked to keep it
+    does not give back then, which is loud.
+    """
+    called = kernel.forward(copied(inputs))
+    y = called.outputs.get("y")
+    if y is None:
+        return
+    y.detach().zero_()  # which counts as a change of y, as of no ``y.data``
+    with suppress(Broken):
+        yield Step("in a backward after y was written to in place", (0,), kernel.backward(called))

@@ -27,7 +27,7 @@ from normcheck.cases.guard_bands import buffer_of
 from normcheck.cases.inputs import torch_dtype
 from normcheck.cases.layouts import SAMPLES_STRIDED
 from normcheck.cases.ops import OPS
-from normcheck.cases.strides import angle_stride, gap_of, modulation_stride
+from normcheck.cases.strides import MODULATION, angle_stride, gap_of, modulation_stride
 from normcheck.cases.tensor_names import GATE, RESIDUAL
 from normcheck.errors import UnsupportedCase
 
@@ -330,7 +330,7 @@ def shared_bytes(case: Case) -> int:
         outputs += (case.M * case.N + band) * item
     if op.modulated:
         wide = torch_dtype(case.weight_format).itemsize
-        inputs += (2 + op.gates_residual) * ((case.batch + 1) * modulation_stride(case) + band) * wide
+        inputs += sum((case.batch + 1) * modulation_stride(case, name) + band for name in MODULATION) * wide
         outputs += (2 + op.gates_residual) * (case.batch * case.N + band) * wide
     if op.rotary:
         wide = torch_dtype(case.weight_format).itemsize

@@ -6,7 +6,7 @@ Blocks keep the fp64 temporaries in a CPU's cache, and within a GPU's memory.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -99,8 +99,8 @@ class Judge:
     ``floors``: output -> the ratio up to which a comparison may leave out details. ``zeros``: whether to count the
     elements that a 0 would pass. ``truth``: row range -> reference and bounds. ``watch``: gets every expectation.
     ``fused``: whether the fused judge may judge the case, see ``judging``. ``sums``: those of an op that adds a
-    residual; then ``x`` is the sum that is normed. ``formula``: what makes y. ``of_backward``: the judge of gradients
-    that do not fit that sum, as a backward may have only what was stored; None if that is the same. ``given_scale``:
+    residual; then ``x`` is the sum that is normed. ``formula``: what makes y. ``of_backward``: the judges of gradients
+    that do not fit that sum, as a backward may have only what was stored, with its rstd or without. ``given_scale``:
     (1,), the one that the codes of an op that quantises are multiples of; None if the kernel returns it.
     ``gated_sum``: of an op that adds a product to its residual; then ``sums`` is None, and ``x`` that of the case.
     ``begins``: whether only the first block of what a forward returns is judged.
@@ -122,7 +122,7 @@ class Judge:
     watch: Callable[[Expectation], None] | None = None
     fused: bool = False
     sums: Sums | None = None
-    of_backward: Callable[[], Judge] | None = None
+    of_backward: Callable[[], Iterator[Judge]] = lambda: iter(())
     given_scale: Tensor | None = None
     gated_sum: GatedSum | None = None
     begins: bool = False
@@ -284,10 +284,12 @@ def judge_of(
         return latest[b.start, b.stop]
 
     weight = FORMATS[case.weight_format]
-    stored_alone: Callable[[], Judge] | None = None
-    if how == residual.EXACT and not residual.are_one(case):
-        of_stored = replace(model, sum=residual.MIXED)
-        stored_alone = lambda: judge_of(op, case, inputs, of_stored, floors, zeros=zeros, watch=watch)  # noqa: E731
+
+    def stored_alone() -> Iterator[Judge]:
+        others = (residual.MIXED, residual.ROUNDED) if how == residual.EXACT else (residual.ROUNDED,)
+        for other in others if sums is not None and how != residual.ROUNDED and not residual.are_one(case) else ():
+            yield judge_of(op, case, inputs, replace(model, sum=other), floors, zeros=zeros, watch=watch)
+
     of_case = (case, op, rules, x, dy, scale, inputs.bias, io, weight, floors, zeros, block, formula, watch, fused)
     return Judge(*of_case, sums, stored_alone, inputs.scale if op.quantises else None, product)
 

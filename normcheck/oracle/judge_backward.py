@@ -27,10 +27,14 @@ def judge_gradients(
     does not read the bitmask), so the bounds allow either value of a bit in doubt.
     """
     checked = _judged(judge, gradients, saved, given=given, own_bits=own_bits)
-    if judge.of_backward is None or all(c.comparison.ratio <= 1 for c in checked):
+    if _all_fit(checked):
         return checked
-    again = _judged(judge.of_backward(), gradients, saved, given=given, own_bits=own_bits)
-    return again if all(c.comparison.ratio <= 1 for c in again) else checked
+    others = (_judged(other, gradients, saved, given=given, own_bits=own_bits) for other in judge.of_backward())
+    return next(filter(_all_fit, others), checked)
+
+
+def _all_fit(checked: tuple[Checked, ...]) -> bool:
+    return all(c.comparison.ratio <= 1 for c in checked)
 
 
 def _judged(

@@ -37,6 +37,7 @@ from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned, goals_of
 from normcheck.cases.split import HEAD_COLUMNS, HEADS_SPAN, KV_HEADS, ROTARY_PARTS
 from normcheck.cases.strategies import choices, endless
+from normcheck.cases.strides import in_channels_last
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
 from tests.case_lines import case_of
@@ -140,6 +141,13 @@ BETWEEN: dict[str, Callable[[Case], bool]] = {
     "four channels in each of four groups": lambda case: case.split.groups % 4 == 0 == case.split.channels % 16,
     "groups of pairs of channels": lambda case: case.split.channels // case.split.groups in (10, 16),
     "ten channels, last": lambda case: case.split == (32, 320, 16) and case.layout == "channels_last",
+    "places behind the last 1024, last": lambda case: (
+        case.split.length > 1024
+        and case.split.length % 64 > 0
+        and "x" in in_channels_last(case)
+        and case.layout == "channels_last"
+    ),
+    "a quarter of heads of 256": lambda case: (case.head, case.rotary, case.angles) == ("256", "quarter", "normal"),
     "the third of four samples": lambda case: case.batch == 4 and case.M // case.batch % 8 == 0,
     "thousands of rows of dy apart": lambda case: case.M > 2048 and case.layout == "dy_strided" and case.N == 64,
     "thousands of rows of x apart": lambda case: case.M > 2048 and case.layout == "x_strided" and case.N == 64,
@@ -157,7 +165,7 @@ def _is_rounded_down(m: int) -> bool:
 def test_rows_of_every_block_and_groups_of_models_are_asked_after_the_core(seed: int) -> None:
     """Their data hide nothing."""
     for name, shows in BETWEEN.items():
-        words = {"groups": "groupnorm", "channels": "groupnorm", "heads": "qk_norm_rope"}
+        words = {"groups": "groupnorm", "channels": "groupnorm", "places": "groupnorm", "heads": "qk_norm_rope"}
         declared = claims(next((op for word, op in words.items() if word in name), "layernorm_modulate"))
         after = [*model_sizes(declared, seed), *rows_between(declared, seed)]
         assert any(shows(case) for case in after if case.rows in ("shifted", "normal")), name

@@ -119,6 +119,39 @@ def test_a_call_that_leaves_another_state_of_torch_is_found(line: str, told: str
         assert (found.kind, found.check) == (CONTEXT, "again") and told in found.message
 
 
+class KeepsY(torch.autograd.Function):
+    """d of a sum of squares, from its own y; ``asks``: autograd keeps it, and knows of changes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, eps: float, asks: bool) -> Tensor:
+        ctx.rstd = torch.rsqrt(x.square().sum(-1, keepdim=True) + eps)
+        y = x * ctx.rstd
+        if asks:
+            ctx.save_for_backward(y)
+        else:
+            ctx.y = y.detach()
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor, None, None]:  # type: ignore[override]
+        y = ctx.saved_tensors[0] if ctx.saved_tensors else ctx.y
+        return (dy - y * (y * dy).sum(-1, keepdim=True)) * ctx.rstd, None, None
+
+
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_y_that_is_kept_may_be_written_to_by_its_caller(asks: bool) -> None:
+    def l2norm(x: Tensor, eps: float) -> Tensor:
+        return KeepsY.apply(x, eps, asks)  # type: ignore[no-any-return, no-untyped-call]
+
+    case = "l2norm fp32 M=5 N=64 eps=1e-05 rows=normal dy=normal layout=contiguous seed=3 weights=none bias=none"
+    verdict = judged(l2norm, "again", op="l2norm", case=case)
+    assert (verdict.failure is None) == asks
+    if verdict.failure is not None:
+        assert verdict.failure.output == "dx" and "after y was written to in place" in verdict.failure.message
+    else:
+        assert verdict.contexts["again"].status == "held"
+
+
 def test_a_context_for_which_memory_is_missing_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
     """Shared memory that was there for the case may be another cell's by then."""
 

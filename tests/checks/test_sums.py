@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
+import torch
 
+from normcheck import Implementation
+from normcheck.cases.case import Case
+from normcheck.cases.ops import OPS
+from normcheck.checks.check import check
 from normcheck.gate.plan import PROFILES
 from tests.command_line import normcheck
 
@@ -172,3 +178,27 @@ def test_a_function_of_another_kind_of_op_is_refused(file: Path, name: str, op: 
     done = normcheck("verify", "--op", op, "--impl", f"{file}:{name}", "--device", "cpu")
     assert done.code == 2
     assert words in " ".join(done.err.split())
+
+
+def _exact(x, weight, bias, *, eps, residual):  # type: ignore[no-untyped-def]
+    wide = x.float() + residual.float()
+    y = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
+    return {"y": y.to(x.dtype), "residual_out": wide.to(x.dtype)}
+
+
+def _of_the_stored_sum(dy, x, weight, bias, saved, *, eps, residual, dresidual_out, rows_of=1):  # type: ignore[no-untyped-def]
+    stored = saved["residual_out"].float()
+    rstd = torch.rsqrt(stored.square().mean(-1, keepdim=True) + eps)
+    xhat, wdy = stored * rstd, dy.float() * weight.float()
+    dx = ((wdy - rows_of * xhat * (wdy * xhat).mean(-1, keepdim=True)) * rstd + dresidual_out.float()).to(x.dtype)
+    return {"dx": dx, "dresidual": dx, "dw": (dy.float() * xhat).sum(0).to(weight.dtype)}
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_a_backward_may_have_nothing_but_the_stored_sum(wrong: bool) -> None:
+    """rstd is not saved, so it is that of the stored sum, though y has the exact one."""
+    backward = partial(_of_the_stored_sum, rows_of=0.9 if wrong else 1)
+    mine = Implementation(name="mine", op="fused_add_rmsnorm", forward=_exact, backward=backward, biases=(False,))
+    base = Case(op="fused_add_rmsnorm", dtype="bf16", M=33, N=129, bias=False, rows="shifted", residual="normal")
+    failed = [check(mine, OPS[base.op], replace(base, seed=seed), "cpu").failed for seed in range(6)]
+    assert failed == [wrong] * 6

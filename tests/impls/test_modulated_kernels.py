@@ -162,10 +162,15 @@ def test_what_a_function_takes_by_name_says_whose_op_it_is() -> None:
 
 def test_scale_and_shift_are_packed_or_sixths_of_one_projection() -> None:
     case = Case(op=NAMES[0], dtype="fp16", M=6, N=8, bias=False, samples="few")
-    strides = {}
-    for layout, gap in (("contiguous", 0), ("x_strided", 4), ("dy_strided", 4), ("strided", 4)):
-        inputs = make(replace(case, layout=layout, gap=gap), OPS[case.op], "cpu")
-        assert inputs.scale is not None and inputs.shift is not None
-        assert inputs.scale.stride() == inputs.shift.stride()
-        strides[layout] = inputs.x.stride(1), inputs.scale.stride(0)
-    assert strides == {"contiguous": (8, 8), "x_strided": (12, 8), "dy_strided": (8, 48), "strided": (12, 48)}
+    strides: dict[str, set[tuple[int, int, int]]] = {}
+    for seed in range(6):
+        for layout, gap in (("contiguous", 0), ("x_strided", 4), ("dy_strided", 4), ("strided", 4)):
+            made = make(replace(case, layout=layout, gap=gap, seed=seed), OPS[case.op], "cpu")
+            assert made.scale is not None and made.shift is not None
+            strides.setdefault(layout, set()).add((made.x.stride(1), made.scale.stride(0), made.shift.stride(0)))
+    assert strides == {
+        "contiguous": {(8, 8, 8)},
+        "x_strided": {(12, 8, 8), (8, 48, 8), (8, 8, 48)},
+        "dy_strided": {(8, 8, 8)},
+        "strided": {(12, 48, 48), (12, 56, 64)},
+    }
