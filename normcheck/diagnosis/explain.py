@@ -107,7 +107,7 @@ def explanation(
     usual, left = _narrowed(every, found(_usual_cases(cell.claims, failed.case)))
     if _is_told(left, [*own, *usual]):
         return _explanation(cell.op, left, [*own, *usual], tried - 1)
-    always = [each for each in left or every if not each[0].sometimes]
+    always = [each for each in left or every if not each[0].sometimes and each[0].block < failed.case.N]
     if not failed.case.bias:  # those of a bias say of none what others say
         always = [each for each in always if each[0].takes is not biased_ops]
     alike, left = _narrowed(always, found(_cases_alike(cell.claims, failed.case)))

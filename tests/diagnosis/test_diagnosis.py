@@ -395,3 +395,18 @@ def test_a_wrong_name_fails_the_audit(cli: Cli, monkeypatch: pytest.MonkeyPatch)
     done = cli("audit", "--mutant", "mF07", "--op", "rmsnorm", "--dtype", "fp16", "--workers", "1")
     assert done.code == 1
     assert "was named eps_outside" in done.out
+
+
+def test_a_row_that_is_all_tail_does_not_show_a_fault_of_the_tail() -> None:
+    """It norms the exact sum if N mod 8 is not 0, whole rows: at N = 7 that is what the tail alone would be."""
+
+    def forward(x, weight, bias, *, eps, residual):  # type: ignore[no-untyped-def]
+        wide = x.float() + residual.float()
+        stored = wide.to(x.dtype)
+        normed = stored.float() if x.shape[-1] % 8 == 0 else wide
+        return {"y": (normed * torch.rsqrt(_rms(normed) + eps) * weight.float()).to(x.dtype), "residual_out": stored}
+
+    kernel = Implementation(
+        name="mine", op="fused_add_rmsnorm", forward=forward, biases=(False,), model={"sum": "rounded"}
+    )
+    assert named(kernel, M=5, N=7, residual="large", eps=1e-5, seed=1) == "fits_sum_exact"

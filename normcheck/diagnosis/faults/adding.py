@@ -90,6 +90,7 @@ FAULTS = (
         "the last N mod 8 columns are normed before the sum is stored, the others after it",
         normed=lambda c: torch.where(torch.arange(c.N) < c.N // 8 * 8, c.kept, c.total),
         narrow=True,
+        block=8,
     ),
     *(
         _fault(name, words, **steps)

@@ -25,7 +25,8 @@ class Fault:
     ``name`` is for programs, ``words`` say what the kernel does; faults that differ in what nobody would call another
     fault have one name. ``takes``: the ops that can have it. ``narrow``: only if the io dtype is narrower than fp32.
     ``but``: an io dtype in which it has another name. ``facts``: those of an op that such a kernel computes, if it
-    does all of it so. ``sometimes``: it is another fault in some calls, and the textbook in the others.
+    does all of it so. ``sometimes``: it is another fault in some calls, and the textbook in the others. ``block``: it
+    is one of the last N mod ``block`` columns, so shorter rows do not show it.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Fault:
     but: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
     sometimes: bool = False
+    block: int = 0
 
     def instead(self, op: Op) -> str:
         """The op that a kernel with this fault computes in place of ``op``: the one that has ``facts``, or ""."""
@@ -113,6 +115,7 @@ def fault(
     but: str = "",
     facts: Mapping[str, Any] = MappingProxyType({}),
     sometimes: bool = False,
+    block: int = 0,
     **steps: Any,
 ) -> Fault:
     """A fault that differs from the textbook in ``steps``."""
@@ -126,6 +129,7 @@ def fault(
         but=but,
         facts=facts,
         sometimes=sometimes,
+        block=block,
     )
 
 
