@@ -55,7 +55,7 @@ def definition(case: Case, x: Numbers, weight: Numbers, bias: Numbers, *, silu: 
 @pytest.mark.parametrize("activation", ["none", "silu"])
 def test_the_reference_is_the_definition(activation: str, groups: str, layout: str) -> None:
     """The gradients are central differences of sum(dy * y)."""
-    case = case_of(groups=groups, layout=layout)
+    case = case_of(groups=groups, layout=layout, seed=4)  # x and dy lie alike
     held, inputs = held_of(case, model_of(activation=activation)), make(case, OP, "cpu")
     assert inputs.weight is not None and inputs.bias is not None
     assert inputs.x.shape == (2, 4, 3) and inputs.weight.shape == (4,)
