@@ -287,7 +287,7 @@ def judge_of(
 
     def stored_alone() -> Iterator[Judge]:
         others = (residual.MIXED, residual.ROUNDED) if how == residual.EXACT else (residual.ROUNDED,)
-        for other in others if sums is not None and how != residual.ROUNDED and not residual.are_one(case) else ():
+        for other in others if how in (residual.EXACT, residual.MIXED) and not residual.are_one(case) else ():
             yield judge_of(op, case, inputs, replace(model, sum=other), floors, zeros=zeros, watch=watch)
 
     of_case = (case, op, rules, x, dy, scale, inputs.bias, io, weight, floors, zeros, block, formula, watch, fused)
