@@ -76,7 +76,7 @@ def forward(implementation: Implementation, case: Case, inputs: Inputs, arena: A
     Raises Broken if the code raises, or returns neither that output nor a dict with it; UnsupportedCase if its library
     refuses.
     """
-    compiled.raise_limits()
+    compiled.prepare(on_gpu=inputs.x.is_cuda)
     of_forward, op = {*implementation.overwrites} - {"dy"}, OPS[case.op]
     restored = () if implementation.backward is None else of_forward
     with guarded("forward", implementation), overwriting.put_back(restored, inputs):
@@ -122,7 +122,7 @@ def backward(
     Inputs that the implementation may overwrite are put back. Raises as ``forward`` does.
     """
     assert implementation.backward is not None
-    compiled.raise_limits()
+    compiled.prepare(on_gpu=inputs.x.is_cuda)
     with guarded("backward", implementation), overwriting.put_back(implementation.overwrites, inputs):
         with arena:
             returned = called(

@@ -1,4 +1,4 @@
-"""torch.compile in a kernel's process: its limit of recompilations, and the functions that it ran as they are.
+"""torch.compile in a kernel's process: what it asks and how often, and the functions that it ran as they are.
 
 After eight recompilations of a function torch runs it without compiling it, and says so in a log alone: what is judged
 then is not what was compiled. Nothing here imports torch._dynamo, which takes seconds: a kernel that compiles has.
@@ -15,12 +15,24 @@ from typing import Any
 _MOST = 1 << 20  # more than a process has cases
 
 
-def raise_limits() -> None:
-    """Let torch.compile recompile a function as often as its calls need, if this process has it imported."""
+def prepare(*, on_gpu: bool) -> None:
+    """Let torch.compile recompile a function as often as its calls need, if this process has it imported.
+
+    In a graph for a GPU its kernels for the CPU compute a scalar, such as an eps that is new. Before the first of them
+    it compiles a test for each set of vector instructions, and runs it in a process that imports torch: 30 s on a
+    host with AMX, of which ``sandbox`` can answer no more than the plain sets. There the answer is no.
+    """
     config = sys.modules.get("torch._dynamo.config")
     for name in ("recompile_limit", "accumulated_recompile_limit"):
         if config is not None and 0 <= getattr(config, name, -1) < _MOST:
             setattr(config, name, _MOST)
+    vectors = getattr(sys.modules.get("torch._inductor.cpu_vec_isa"), "VecISA", None)
+    if on_gpu and vectors is not None:
+        vectors.check_build = _no
+
+
+def _no(vectors: object, code: str) -> bool:
+    return False
 
 
 def graphs() -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -48,11 +49,35 @@ def test_a_compiler_that_gives_up_makes_a_cell_thin(cli: Cli, kernel_file: Kerne
 def test_only_what_a_kernel_has_imported_is_touched(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("torch._dynamo.config", "torch._dynamo.utils"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    compiled.raise_limits()
+    compiled.prepare(on_gpu=True)
     assert compiled.eager_calls() == 0 and "torch._dynamo.config" not in sys.modules
     config = SimpleNamespace(recompile_limit=8, accumulated_recompile_limit=1 << 30)
     monkeypatch.setitem(sys.modules, "torch._dynamo.config", config)
-    compiled.raise_limits()
+    compiled.prepare(on_gpu=True)
     assert config.recompile_limit > 10**5 and config.accumulated_recompile_limit == 1 << 30
     monkeypatch.setitem(sys.modules, "torch._dynamo.utils", SimpleNamespace(counters={"frames": {"total": 5, "ok": 3}}))
     assert compiled.eager_calls() == 2
+
+
+TRIALS = """
+import subprocess, torch
+from torch._inductor import config, cpu_vec_isa
+from normcheck.runner import compiled
+
+tried = []
+cpu_vec_isa.VecISA.check_build = lambda self, code: tried.append(str(self)) or True
+for name in ("avx512_bf16", "vnni"):
+    setattr(torch.cpu, f"_is_{name}_supported", lambda: True)
+config.cpp.vec_isa_ok = True  # as the sandbox answers
+compiled.prepare(on_gpu=ON_GPU)
+print(bool(cpu_vec_isa.VecAVX512()), bool(cpu_vec_isa.VecAVX512VNNI()), len(tried) > 0)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("on_gpu", "said"), [(True, "True False False"), (False, "True True True")])
+def test_inductor_tries_no_vector_instructions_for_a_scalar_of_a_gpus_graph(on_gpu: bool, said: str) -> None:
+    """It asked six times for the first new eps on an H200's host, 5 s each, though the plain sets were answered."""
+    script = TRIALS.replace("ON_GPU", str(on_gpu))
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[0] == said
