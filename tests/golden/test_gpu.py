@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,7 @@ def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_w
     """``normcheck verify`` without options on an H200 with 16 cores."""
     run = json.loads((FOLDER / "all_implementations.json").read_text(encoding="utf-8"))
     assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
-    assert run["seconds"] <= 1.7 * len(run["verdicts"])
+    assert run["seconds"] <= 1.9 * len(run["verdicts"])
     expected = {
         (i.op, name, dtype)
         for name, own in discovery.implementations().items()
@@ -57,32 +56,14 @@ def test_every_implementation_ran_on_a_gpu_none_is_thin_and_every_context_that_w
     assert {*cells} == expected
     for cell in cells.values():
         assert (cell["status"], cell["device"], cell["failure"]) == ("pass", "cuda", None)
-        is_dear = re.search(r"takes [2-9](\.\d+)? s: ", cell["core"]["left_out"])  # a pass needs fewer cases then
-        assert cell["cases"] >= (60 if is_dear else 100) and cell["shapes"] >= 5, cell
+        assert cell["cases"] >= 100 and cell["shapes"] >= 6, cell
         assert all(worst["ratio"] <= 1 for worst in cell["worst"].values())
         tried = {name: how["status"] for name, how in cell["contexts"].items()}
         assert tried["again"] == "held"
         assert set(tried.values()) <= {"held", "told", "not tried"}
         assert all(how["why"] for how in cell["contexts"].values() if how["status"] != "held")
-    assert (
-        sum(cell["shapes"] < 6 for cell in cells.values()) <= 2
-    )  # of the bitmask by torch.compile and an op of cuDNN's, whose first calls took more than half of their time
     for name in ("thread", "stream"):
-        of_each = [cell["contexts"][name]["status"] for cell in cells.values()]
-        assert of_each.count("held") >= len(of_each) - 2  # torch_compile had no time left in two, and says so
-
-
-def test_all_but_liger_and_the_operators_of_cudnn_passed_again_later() -> None:
-    run = json.loads((FOLDER / "without_liger.json").read_text(encoding="utf-8"))
-    assert (run["profile"], run["status"], run["complete"]) == ("quick", "pass", True)
-    cells = {(v["op"], v["implementation"], v["dtype"]): v for v in run["verdicts"]}
-    assert {dtype for *_, dtype in cells} == {*DTYPES}
-    assert {name for _, name, _ in cells} >= {"torch", "triton", "cudnn", "cudnn_graph", "torch_compile"}
-    for cell in cells.values():
-        assert (cell["status"], cell["device"]) == ("pass", "cuda")
-        assert cell["cases"] >= 100 and cell["shapes"] >= 6
-        assert all(ratio <= 1 for ratio in cell["worst"].values())
-        assert set(cell["contexts"].values()) <= {"held", "told", "not tried"}
+        assert {cell["contexts"][name]["status"] for cell in cells.values()} == {"held"}
 
 
 def test_published_kernels_are_told_apart_by_the_sum_that_they_norm() -> None:
