@@ -278,5 +278,16 @@ def empty_outputs(vacuity: Mapping[str, Vacuity]) -> list[str]:
 
 
 def refusals(refused: Mapping[str, int]) -> str:
-    """Why cases were refused, and how many for each reason; "" if none was."""
-    return "; ".join(f"{reason} ({count} cases)" for reason, count in refused.items())
+    """Why cases were refused, and how many for each reason; "" if none was.
+
+    A reason begins with what the cases have, if it is known: "layout=strided: raised ...". What is alike is said once.
+    """
+    alike: dict[str, list[str]] = {}
+    for reason in refused:
+        alike.setdefault(reason.partition(": ")[2] or reason, []).append(reason)
+    words = []
+    for why, reasons in alike.items():
+        has = " or ".join(reason.removesuffix(f": {why}") for reason in reasons)
+        said = why if reasons == [why] else f"{has}: {why}"
+        words.append(f"{said} ({sum(refused[reason] for reason in reasons)} cases)")
+    return "; ".join(words)

@@ -185,6 +185,7 @@ def test_each_mode_has_its_turn_and_a_kernel_without_a_graph_has_some_in_a_quart
     assert FROZEN not in {turn(replace(case, weights="none")) for case in seeds()}
 
 
+@pytest.mark.slow
 def test_a_cell_finds_it_where_no_context_is_tried_and_names_the_smallest_case() -> None:
     """Rows of more than one block, of an odd length: of the shapes on which contexts are tried none has these."""
 

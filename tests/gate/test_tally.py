@@ -69,6 +69,11 @@ def test_a_backward_that_never_ran_is_said() -> None:
     assert refusals({}) == ""
 
 
+def test_a_reason_that_several_layouts_have_is_said_once() -> None:
+    counts = {"layout=strided: raised E: no": 2, "no engine": 1, "layout=rank3, M=0: raised E: no": 3}
+    assert refusals(counts) == "layout=strided or layout=rank3, M=0: raised E: no (5 cases); no engine (1 cases)"
+
+
 def test_an_output_that_zeros_would_pass_for() -> None:
     known, unknown = (Vacuity(zeros=4, total=8, empty=empty, checks=2) for empty in (1, 2))
     assert empty_outputs({"y": known, "dx": unknown}) == ["dx"]

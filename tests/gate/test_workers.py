@@ -198,6 +198,7 @@ def test_cells_that_follow_each_other_share_their_time(cells: float, share: floa
     assert PROFILES["ci"].dear.in_turn(cells) == PROFILES["ci"].dear
 
 
+@pytest.mark.slow
 def test_a_process_says_whether_what_it_has_builds() -> None:
     for name, builds in (("torch_native", False), ("torch_compile", True)):
         (one,) = selected(name, ("rmsnorm",), "cpu", 60.0, isolation=True)

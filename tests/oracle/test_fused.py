@@ -394,7 +394,7 @@ def ratios_differ(
     return ""
 
 
-@pytest.mark.parametrize("turn", range(len(DTYPES)))
+@parametrize("turn", range(len(DTYPES)), inner=1)
 @pytest.mark.parametrize(("kernels", "op"), EACH, indirect=["kernels"])
 def test_ratios_alone_are_the_same(kernels: str, op: str, turn: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """In every dtype; interpreted, each kind of case in another one."""
