@@ -21,6 +21,9 @@ from normcheck.planner.record import Record
 
 _SIZES = 6  # new sizes that are considered
 
+_LITTLE_LEFT = 0.25
+"""The share of the longest time that the rest of a floor may take beyond it: a compiler's first trial took a minute."""
+
 
 class Priced:
     """One greedy rule over the prices of a cell.
@@ -89,7 +92,8 @@ class Priced:
 
     def _fits(self, planned: Planned, wanted: Set[Any], *, is_of_floor: bool) -> bool:
         """Whether there is time: the longest for the floor, at sure prices, so that one slow sample cannot keep out
-        what a pass needs; that of its goals for all else, which may be a whole key, and leaves time for the floor.
+        what a pass needs, and more for little that is left of it; that of its goals for all else, which may be a whole
+        key, and leaves time for the floor.
         """
         prices, limits, record = self._prices, self._limits, self._record
         end = self.elapsed + prices.own.seconds(planned)
@@ -99,9 +103,11 @@ class Priced:
         price = prices.building_of(planned, "sure" if is_of_floor else "likely")
         if price <= prices.little and goes_on:
             return True
+        out = record.reached | self._given_up
         if is_of_floor:
-            return end + price <= limits.most
-        out = record.reached | self._given_up | wanted
+            left = self.must.kept(out, len(record.shapes), record.run)
+            return end + price <= limits.most or left <= _LITTLE_LEFT * limits.most
+        out |= wanted
         kept = self.must.kept(out, len(record.shapes) + self._opens(planned.case), record.run + 1)
         following = limits.at_once * RUNS[Depth.MEMORY] * prices.own.call  # at its key
         time = max((self._time_for(axis) for axis, _ in wanted), default=limits.usual)
