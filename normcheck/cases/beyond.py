@@ -16,7 +16,7 @@ from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import weight_kinds
 from normcheck.cases.goals import Extent
-from normcheck.cases.layouts import CHANNELS_LAST, HEADS, ROWS_APART
+from normcheck.cases.layouts import CHANNELS_LAST, HEADS, ROWS_APART, STRIDED
 from normcheck.cases.split import GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS
 
 LARGE = {
@@ -40,7 +40,8 @@ _GRID_ROWS, _ALONE = 65535, "last_row"
 others, whether it is in dw does not show."""
 
 MANY, MANY_OF_SAMPLES = (1034, 4104), (2122, 1160)
-"""Many rows of many columns, as in training, for each kernel; and two samples of many rows."""
+"""Many rows of many columns, as in training, for each kernel; and two samples of many rows. Packed, and each tensor
+at a distance of its own."""
 
 HUGE_N = 4096
 """N of huge cases: most kernels take it, and have compiled it by then."""
@@ -61,10 +62,10 @@ _FOUR_SAMPLES = 736
 
 HEADS_OF_MODELS = (
     *((64, 30, 3, "all"), (256, 12, 2, "quarter"), (128, 36, 4, "all"), (64, 36, 2, "half"), (80, 24, 4, "half")),
-    (256, 12, 2, "all"),
+    *((256, 12, 2, "all"), (64, 30, 5, "all"), (512, 6, 1, "all")),
 )
 """Columns of a head, heads, those of k, and which part is rotated, as models have them: 8, 7, 16 or 4 heads of q share
-one of k."""
+one of k. Two differ in the heads of k alone."""
 
 SPLITS = (
     (64, 32, 1024),
@@ -76,8 +77,10 @@ SPLITS = (
     (256, 4, 25),
     (96, 6, 16),
     (48, 16, 21),
+    (4, 1, 65536),
 )
-"""Channels, groups and elements of a channel, as models have them: several groups of several channels."""
+"""Channels, groups and elements of a channel, as models have them: several groups of several channels. Then a group of
+2^18, as of a picture of 256 x 256."""
 
 _WITHOUT_WEIGHT = 0.25
 """The share of cases without a weight, of an implementation that takes both."""
@@ -91,11 +94,8 @@ def telling(claims: Claims, seed: int) -> tuple[Case, ...]:
     return tuple(planned.case for planned in islice(drawn(claims, _SMALL, seed), _TELLING_CASES))
 
 
-def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
-    """The SPLITS or HEADS_OF_MODELS of an op with groups or heads; then two rows of each N of models, in an order by
-    ``seed``, and so many of each of MODEL_POWERS that every block of rows is full; none if the implementation declares
-    its shapes.
-    """
+def splits_of_models(claims: Claims, seed: int) -> Iterator[Case]:
+    """The SPLITS or HEADS_OF_MODELS of an op with groups or heads; none if the implementation declares its shapes."""
     order = random.Random(seed)
     split_anew = claims.op.grouped and claims.groups == GROUP_COUNTS and not claims.shapes
     layouts = [own for own in (claims.layouts[0], CHANNELS_LAST) if own in claims.values("layout")]
@@ -103,13 +103,22 @@ def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
         if _admitted(claims, 3, channels * length):
             split: dict[str, Any] = {"channels": str(channels), "groups": str(groups), "layout": layout}
             split["seed"] = 4 * order.randrange(250)  # x and dy lie alike, see ``strides.in_channels_last``
-            yield _drawn(claims, order, 3, channels * length, rows="shifted", **_plain(claims) | split)
+            is_one_pass = layout == CHANNELS_LAST and channels // groups % 4 == 0 == length % 16
+            rows = "mean10000" if is_one_pass else "shifted"  # of E[x^2] - mean^2 nothing is left, if it is so computed
+            yield _drawn(claims, order, 3, channels * length, rows=rows, **_plain(claims) | split)
     own_heads = claims.op.rotary and claims.own["head"] == HEAD_COLUMNS and claims.own["kv_heads"] == KV_HEADS
     for head, count, of_k, rotary in HEADS_OF_MODELS if own_heads and not claims.shapes else ():
         if _admitted(claims, head // 2, head * count):  # as many tokens as pairs: no shape tells cos from its transpose
             part = rotary if rotary in claims.own["rotary"] else claims.own["rotary"][0]
-            split = {"head": str(head), "kv_heads": str(of_k), "rotary": part}
+            split = {"head": str(head), "kv_heads": str(of_k), "rotary": part, "weight_dtype": "same"}
             yield _drawn(claims, order, head // 2, head * count, rows="shifted", **_plain(claims) | split)
+
+
+def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
+    """Two rows of each N of models, in an order by ``seed``, and so many of each of MODEL_POWERS that every block of
+    rows is full; none if the implementation declares its shapes.
+    """
+    order = random.Random(seed)
     for m, every in () if claims.shapes else ((2, (*MODEL_SIZES, *MODEL_POWERS)), (_FULL_BLOCKS, MODEL_POWERS)):
         sizes = [n for n in every if _admitted(claims, m, n)]
         for n in order.sample(sizes, len(sizes)):
@@ -132,11 +141,31 @@ def rows_between(claims: Claims, seed: int) -> Iterator[Case]:
             yield _drawn(claims, order, m, _BETWEEN_N, rows="shifted", dy="normal", **plain)
 
 
-def many(claims: Claims, seed: int) -> Iterator[Case]:
-    """The case of MANY rows and columns, with plain data; none if the implementation declares its shapes."""
+def many(claims: Claims, seed: int, layout: str) -> Iterator[Case]:
+    """The case of MANY rows and columns, with plain data, in a layout; none if the implementation has not that, or
+    declares its shapes.
+    """
     m, n = MANY_OF_SAMPLES if claims.op.modulated else MANY
-    if not claims.shapes and _admitted(claims, m, n):
-        yield _drawn(claims, random.Random(seed + 5), m, n, rows="shifted", dy="correlated", **_plain(claims))
+    if layout in claims.values("layout") and not claims.shapes and _admitted(claims, m, n):
+        order = random.Random(seed + 5)
+        kinds = _plain(claims) | _lying(order, layout)
+        yield _drawn(claims, order, m, n, rows="shifted", dy="correlated", **kinds)
+
+
+def full_blocks(claims: Claims, seed: int) -> Iterator[Case]:
+    """Full blocks of rows of every kind in each layout: what has no tail may have a path of its own, and strides taken
+    for others there. None if the implementation declares its shapes.
+    """
+    order = random.Random(seed + 6)
+    for layout in () if claims.shapes else claims.values("layout"):
+        if _admitted(claims, _FULL_BLOCKS, _BETWEEN_N) and claims.fits(layout, _BETWEEN_N):
+            kinds = _plain(claims) | _lying(order, layout)
+            yield _drawn(claims, order, _FULL_BLOCKS, _BETWEEN_N, rows="blend", **kinds)
+
+
+def _lying(order: random.Random, layout: str) -> dict[str, Any]:
+    """A layout, with a gap if it has one; by an odd seed each tensor has its own distance, see ``strides.apart``."""
+    return {"layout": layout, "gap": _BETWEEN_N * (layout in STRIDED), "seed": 2 * order.randrange(500) + 1}
 
 
 def _plain(claims: Claims) -> dict[str, Any]:

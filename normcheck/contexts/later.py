@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.inputs import Inputs
+from normcheck.cases.tensor_names import RESIDUAL_OUT
 from normcheck.contexts.kernel import Kernel, Prevented, Step, both, copied
 from normcheck.errors import Broken
 
@@ -118,13 +119,12 @@ def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
 
 
 def _written_to(kernel: Kernel, inputs: Inputs) -> Iterator[Step]:
-    """A backward after the caller has written to y, as an activation in place does. What autograd was asked to keep it
-    does not give back then, which is loud.
+    """A backward after the caller has written to an output, as an activation in place does, or the next layer that adds
+    to the residual. What autograd was asked to keep it does not give back then, which is loud.
     """
-    called = kernel.forward(copied(inputs))
-    y = called.outputs.get("y")
-    if y is None:
-        return
-    y.detach().zero_()  # which counts as a change of y, as of no ``y.data``
-    with suppress(Broken):
-        yield Step("in a backward after y was written to in place", (0,), kernel.backward(called))
+    for name in ("y", RESIDUAL_OUT):
+        called = kernel.forward(copied(inputs))
+        if name in called.outputs:
+            called.outputs[name].detach().zero_()  # which counts as a change of it, as of no ``y.data``
+            with suppress(Broken):
+                yield Step(f"in a backward after {name} was written to in place", (0,), kernel.backward(called))

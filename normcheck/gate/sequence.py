@@ -10,7 +10,18 @@ from dataclasses import dataclass
 from itertools import islice, pairwise
 from typing import NamedTuple
 
-from normcheck.cases.beyond import extreme, far_apart, huge, large, many, model_sizes, of_size, rows_between
+from normcheck.cases.beyond import (
+    extreme,
+    far_apart,
+    full_blocks,
+    huge,
+    large,
+    many,
+    model_sizes,
+    of_size,
+    rows_between,
+    splits_of_models,
+)
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.planned import Planned
@@ -141,18 +152,20 @@ class Sequence:
         for axis, size in sizes_required(self._plan.required, self._cell.implementation.name):
             for case in of_size(claims, axis, size, self._seed):
                 yield case, True
-        for case in many(claims, self._seed):
+        for case in (*full_blocks(claims, self._seed), *splits_of_models(claims, self._seed)):
+            yield case, False
+        for case in many(claims, self._seed, claims.layouts[0]):
             yield case, True
-        if on_gpu:
-            for case in far_apart(claims):
-                yield case, False
+        for case in far_apart(claims) if on_gpu else ():
+            yield case, False
         for case in model_sizes(claims, self._seed):
             yield case, False
         for case in rows_between(claims, self._seed):
             yield case, not case.small
-        if on_gpu and profile.powers:
-            for case in extreme(claims, self._seed):
-                yield case, True
+        for case in many(claims, self._seed, "strided"):
+            yield case, True
+        for case in extreme(claims, self._seed) if on_gpu and profile.powers else ():
+            yield case, True
         for case in large(claims, self._plan.device, profile.large_times if on_gpu else 1, self._seed):
             yield case, True
 

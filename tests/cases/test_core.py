@@ -23,7 +23,7 @@ from normcheck.cases.axes import (
     octave_of,
     row_class,
 )
-from normcheck.cases.beyond import far_apart, large, model_sizes, rows_between
+from normcheck.cases.beyond import far_apart, full_blocks, large, many, model_sizes, rows_between, splits_of_models
 from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims, claims_of, unclaimed
 from normcheck.cases.core import at_most, core, drawn
@@ -37,7 +37,7 @@ from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned, goals_of
 from normcheck.cases.split import HEAD_COLUMNS, HEADS_SPAN, KV_HEADS, ROTARY_PARTS
 from normcheck.cases.strategies import choices, endless
-from normcheck.cases.strides import in_channels_last
+from normcheck.cases.strides import apart, in_channels_last
 from normcheck.gate.plan import PROFILES
 from normcheck.impls.implementation import Implementation
 from tests.case_lines import case_of
@@ -152,6 +152,18 @@ BETWEEN: dict[str, Callable[[Case], bool]] = {
     "thousands of rows of dy apart": lambda case: case.M > 2048 and case.layout == "dy_strided" and case.N == 64,
     "thousands of rows of x apart": lambda case: case.M > 2048 and case.layout == "x_strided" and case.N == 64,
     "eight heads of q for each of k": lambda case: case.of_heads.k > 1 and case.of_heads.q == 8 * case.of_heads.k,
+    "full blocks of rows, each tensor at its distance": lambda case: (
+        case.M % 64 == 0 and case.layout == "strided" and len({*apart(case).values()}) == len(apart(case)) > 3
+    ),
+    "full blocks of rows of one gradient": lambda case: case.M % 64 == 0 and case.layout == "dy_expanded",
+    "a group of 2^18 elements": lambda case: case.split.columns == 1 << 18,
+    "one pass over channels of a mean far from 0": lambda case: (
+        (case.layout, case.rows) == ("channels_last", "mean10000") and case.split.length % 16 == 0
+    ),
+    "heads of 512": lambda case: case.of_heads.columns == 512,
+    "many rows of many columns, each tensor at its distance": lambda case: (
+        case.M * case.N > 1 << 20 and case.layout == "strided" and case.seed % 2 == 1
+    ),
     "a sample by a product": lambda case: case.batch > 1 and _is_rounded_down(case.M // case.batch),
 }
 """Kernels that were wrong for such cases passed on a CPU."""
@@ -165,11 +177,21 @@ def _is_rounded_down(m: int) -> bool:
 def test_rows_of_every_block_and_groups_of_models_are_asked_after_the_core(seed: int) -> None:
     """Their data hide nothing."""
     for name, shows in BETWEEN.items():
-        words = {"groups": "groupnorm", "channels": "groupnorm", "places": "groupnorm", "heads": "qk_norm_rope"}
-        declared = claims(next((op for word, op in words.items() if word in name), "layernorm_modulate"))
-        after = [*model_sizes(declared, seed), *rows_between(declared, seed)]
-        assert any(shows(case) for case in after if case.rows in ("shifted", "normal")), name
+        words = ("group", "groupnorm"), ("channels", "groupnorm"), ("places", "groupnorm"), ("heads", "qk_norm_rope")
+        declared = claims(next((op for word, op in words if word in name), "layernorm_modulate"))
+        after = [*splits_of_models(declared, seed), *model_sizes(declared, seed), *rows_between(declared, seed)]
+        after += [*full_blocks(declared, seed), *many(declared, seed, "strided")]
+        plain = ("shifted", "normal", "blend", "mean10000")
+        assert any(shows(case) for case in after if case.rows in plain), name
     assert not list(rows_between(claims("rmsnorm", shapes=((2, 512),)), seed))
+    assert not list(full_blocks(claims("rmsnorm", shapes=((2, 512),)), seed))
+
+
+def test_heads_that_differ_in_those_of_k_alone_follow_each_other() -> None:
+    """A plan that was kept by the shapes of x and of the weights was that of other heads of q."""
+    cases = list(splits_of_models(claims("qk_norm_rope"), 0))
+    alike = [{(c.M, c.N, c.head, c.rotary, c.weight_dtype, c.layout) for c in cases if c.kv_heads == k} for k in "35"]
+    assert set.intersection(*alike)
 
 
 def test_no_height_is_asked_for_that_no_width_leaves_room_for() -> None:
