@@ -341,19 +341,16 @@ def _unfilled(case: Case, device: str) -> Inputs:
         wide, both = torch_dtype(case.weight_format), (case.batch, case.N)
         names = MODULATION[: 2 + op.gates_residual]
         own = {
-            name: placed(
-                both, (modulation_stride(case, name), 1), wide, device, shift=shift_of(case.layout, case.N, name)
-            )
+            name: placed(both, (modulation_stride(case, name), 1), wide, device, shift=_shift(case, name, wide))
             for name in names
         }
         return _with_residual(case, Inputs(x, None, None, dy, **own), device)
     if op.rotary:
         return Inputs(x, None, None, dy, **heads_unfilled(case, torch_dtype(case.weight_format), device))
     shape, stride = (case.split.channels,), (1 + (case.layout == WEIGHT_STRIDED),)
+    wide = torch_dtype(case.weight_format)
     weight, bias = (
-        placed(shape, stride, torch_dtype(case.weight_format), device, shift=shift_of(case.layout, case.N, name))
-        if getattr(case, name)
-        else None
+        placed(shape, stride, wide, device, shift=_shift(case, name, wide)) if getattr(case, name) else None
         for name in ("weight", "bias")
     )
     scale = placed((1,), (1,), torch.float32, device) if case.scale in GIVEN_SCALES else None
@@ -375,7 +372,11 @@ def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
     row, column = case.N + gap_of(case, name), 1
     if name == expanded(case):
         row, column = 0, int(case.layout == "dy_expanded")
-    return placed((case.M, case.N), (row, column), dtype, device, shift=shift_of(case.layout, case.N, name))
+    return placed((case.M, case.N), (row, column), dtype, device, shift=_shift(case, name, dtype))
+
+
+def _shift(case: Case, name: str, dtype: torch.dtype) -> int:
+    return shift_of(case.layout, case.N, name, dtype.itemsize)
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:

@@ -77,8 +77,10 @@ _MISALIGNED: tuple[Callable[[str], bool], ...] = (
 """Which tensors of a misaligned case are: a kernel may look at the address of one and take another's for granted."""
 
 
-def shift_of(layout: str, columns: int, name: str) -> int:
-    """How many elements behind an aligned address a tensor begins. Which do hangs on N alone, for which a kernel on a
-    GPU is compiled anyway.
+def shift_of(layout: str, columns: int, name: str, size: int) -> int:
+    """How many elements, of ``size`` bytes, a tensor begins behind an aligned address: one, or 8 bytes. Which do hangs
+    on N alone, for which a kernel on a GPU is compiled anyway.
     """
-    return int(layout == "misaligned" and _MISALIGNED[columns % len(_MISALIGNED)](name))
+    if layout != "misaligned" or not _MISALIGNED[columns % len(_MISALIGNED)](name):
+        return 0
+    return 1 if columns % 3 else 8 // size

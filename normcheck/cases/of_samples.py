@@ -53,7 +53,7 @@ def heads_unfilled(case: Case, dtype: torch.dtype, device: str) -> dict[str, Ten
     of_tokens = (case.M, heads.pairs), (angle_stride(case), 1)
     places = dict.fromkeys((Q_WEIGHT, K_WEIGHT), ((heads.columns,), (1,))) | dict.fromkeys((COS, SIN), of_tokens)
     return {
-        name: placed(shape, stride, dtype, device, shift=shift_of(case.layout, case.N, name))
+        name: placed(shape, stride, dtype, device, shift=shift_of(case.layout, case.N, name, dtype.itemsize))
         for name, (shape, stride) in places.items()
     }
 

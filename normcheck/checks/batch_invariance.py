@@ -42,7 +42,7 @@ def among_other_rows(subject: Subject, probed: Probed) -> Probed:
     if subject.case.M < 2:
         return probed
     rolled = _rolled(subject.inputs, subject.case)
-    latest = state_of_latest_forward(subject, rolled)
+    latest = state_of_latest_forward(subject)
     if latest is not None:
         return replace(probed, problems=(latest,))
     subject.refill(rolled)

@@ -208,12 +208,14 @@ def _outside(subject: _Subject, step: Step) -> Iterator[Problem]:
 
 
 def _outside_by(model: Model, subject: _Subject, step: Step) -> Iterator[Problem]:
-    inputs = subject.inputs[step.of[0]]
+    inputs, eager = subject.inputs[step.of[0]], subject.eager[step.of[0]]
     op, case = subject.op, subject.case
-    outputs, unusable = usable_outputs(op, case, inputs, step.outputs, model)
-    of_gradients = {name: t for name, t in step.outputs.items() if name in inputs.leaves}
+    returned = dict(step.outputs)
+    if op.main_output not in returned:  # a backward alone: what forward returned was judged before
+        returned |= {name: t for name, t in eager.items() if name not in inputs.leaves}
+    outputs, unusable = usable_outputs(op, case, inputs, returned, model)
+    of_gradients = {name: t for name, t in returned.items() if name in inputs.leaves}
     if of_gradients:  # those that were not asked for are the eager ones, which are right
-        eager = subject.eager[step.of[0]]
         of_gradients = {name: eager[name] for name in inputs.leaves if name in eager} | of_gradients
     gradients, more = usable_gradients(inputs, of_gradients) if of_gradients else ({}, ())
     for problem in (*unusable, *more):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from torch import Tensor
@@ -15,7 +16,7 @@ from normcheck.cases.op import Op
 from normcheck.cases.tensor_names import ROOT_FIRST, STATISTICS
 from normcheck.checks.contract import Problem, usable_gradients, usable_outputs
 from normcheck.checks.refusal import refused_clearly
-from normcheck.errors import UnsupportedCase
+from normcheck.errors import Broken, UnsupportedCase
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle import bitmask
 from normcheck.runner.arena import Surroundings
@@ -83,12 +84,12 @@ def observe(
     case: Case,
     started: Started,
     bits: Tensor | None,
-    between: Inputs | None = None,
+    between: tuple[Case, Inputs] | None = None,
 ) -> tuple[Seen, tuple[Problem, ...]]:
     """Call forward and backward -> what they returned, and the problems of writes to memory that is not theirs.
 
-    ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op gets. ``between``: other inputs,
-    for which forward is called before backward. Raises what the calls raise, except a backward's refusal.
+    ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op gets. ``between``: a case, and
+    other inputs, for which forward is called before backward. Raises what the calls raise, except a backward's refusal.
     """
     seen, problems = _call_both(implementation, op, case, started, bits, between)
     done = written(implementation, started.before, started.given)
@@ -110,14 +111,15 @@ def _call_both(
     case: Case,
     started: Started,
     bits: Tensor | None,
-    between: Inputs | None = None,
+    between: tuple[Case, Inputs] | None = None,
 ) -> tuple[Seen, tuple[Problem, ...]]:
     given, run, forward = started.given, started.run, started.forward.result()
     outputs, _ = usable_outputs(op, case, given, forward.outputs)
     if op.main_output not in outputs:
         return Seen(outputs), ()
     if between is not None:
-        run.forward(case, between).result()
+        with suppress(UnsupportedCase, Broken):
+            run.forward(*between).result()
     if op.quantises:
         return Seen(outputs), ()
     if implementation.backward is None:

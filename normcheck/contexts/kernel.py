@@ -124,10 +124,11 @@ def both(kernel: Kernel, inputs: Inputs) -> dict[str, Tensor]:
 
 def copied(inputs: Inputs) -> Inputs:
     """Copies of ``inputs``, each in memory of its own, with the strides of the one it copies."""
-    return inputs.each(_as_it_lies)
+    return inputs.each(as_it_lies)
 
 
-def _as_it_lies(tensor: Tensor) -> Tensor:
+def as_it_lies(tensor: Tensor) -> Tensor:
+    """A copy with the strides of ``tensor``, of which autograd knows if it does of that."""
     if tensor.is_contiguous() or 0 in tensor.stride():
         return tensor.clone()
     own = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from normcheck.cases import guard_bands
 from normcheck.cases.inputs import Inputs
 from normcheck.cases.tensor_names import RESIDUAL_OUT
-from normcheck.contexts.kernel import Kernel, Prevented, Step, both, copied
+from normcheck.contexts.kernel import Kernel, Prevented, Step, as_it_lies, both, copied
 from normcheck.errors import Broken
 
 _FURTHER_CALLS = 17  # one more than a ring of buffers has, most likely
@@ -75,8 +77,8 @@ def _served(kernel: Kernel, inputs: Inputs) -> Mapping[str, Tensor]:
 
 def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """torch's state; a result looked at again, one without gradients too, and a backward, after further calls; torch's
-    deterministic mode off, in which a kernel runs everywhere else; a backward after y was written to; two
-    micro-batches; a second backward. ``second`` has the weight and bias of ``first``.
+    deterministic mode off, in which a kernel runs everywhere else; within a network; a backward after an output was
+    written to; two micro-batches; a second backward. ``second`` has the weight and bias of ``first``.
 
     A second backward that raises is loud, and no wrong result: then it could not be tried. So it comes last.
     """
@@ -105,6 +107,8 @@ def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         yield Step("with torch's deterministic mode off, as it is by default", (0,), found, exact=False)
     if not kernel.by_autograd:
         return
+    if not kernel.is_compiled():  # it would be compiled anew
+        yield from _within_a_network(kernel, first)
     yield from _written_to(kernel, first)
     added = kernel.accumulated((copied(first), copied(second)))
     yield Step("added up over two micro-batches", (0, 1), added)
@@ -128,3 +132,17 @@ def _written_to(kernel: Kernel, inputs: Inputs) -> Iterator[Step]:
             called.outputs[name].detach().zero_()  # which counts as a change of it, as of no ``y.data``
             with suppress(Broken):
                 yield Step(f"in a backward after {name} was written to in place", (0,), kernel.backward(called))
+
+
+def _within_a_network(kernel: Kernel, inputs: Inputs) -> Iterator[Step]:
+    """An x that autograd has computed, as in any layer but the first; copies of what is saved, as of offloading."""
+    own = copied(inputs)
+    x = as_it_lies(own.x.detach().requires_grad_())
+    called = kernel.forward(replace(own, x=x))
+    outputs = {**called.outputs, **kernel.backward(called)}
+    if "x" not in kernel.overwrites and not guard_bands.same_bits(x, inputs.x):
+        raise Broken("input_modified", "x", "x was modified, which autograd has computed; inputs belong to the caller")
+    yield Step("with an x that autograd has computed", (0,), outputs)
+    with torch.autograd.graph.saved_tensors_hooks(as_it_lies, lambda tensor: tensor):
+        called = kernel.forward(copied(inputs))
+    yield Step("with copies of what was saved, as offloading makes them", (0,), kernel.backward(called))

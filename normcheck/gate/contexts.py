@@ -33,6 +33,9 @@ of one row at a time takes seconds."""
 
 _SHORT = 1024
 
+_OF_ONE_ROW = ("again", "inference")
+"""Contexts that are also tried on one row, as of one token that is decoded: for that many keep an output."""
+
 _MANY_ROWS = {"cpu": _ROWS, "cuda": range(2048, 1 << 15)}
 """Rows of a case that fills the device: on a GPU as in training, where sums over rows are split, or begun elsewhere."""
 
@@ -107,6 +110,10 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, 
             own = filling if CONTEXTS[name].filling else case
             if number == 0 or not (CONTEXTS[name].filling or case in every[:number]):
                 yield name, own
+    of_one_row = [case for case in ran if case.M == 1 and case.weights != NO_WEIGHT and case.N <= _SHORT]
+    if of_one_row:
+        case = replace(max(of_one_row, key=lambda each: (each.N % 64 == 0, each.N)), rows="normal", dy="normal")
+        yield from ((name, case) for name in _OF_ONE_ROW if name in plan.contexts)
 
 
 def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
@@ -123,7 +130,8 @@ def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:
         bare, cast = case.weights == NO_WEIGHT, case.weight_dtype == "same"  # in fp32 a weight is its own cast
         other = case.bias != ragged, cast == ragged
         short = case.N <= _SHORT  # a way for longer rows is what models take
-        return (_outside(case, elements), bare, case.M not in rows, short, misses, *other, case.M * case.N)
+        lacks_bias = ragged and not case.bias  # whose gradient may be wanted alone
+        return (_outside(case, elements), bare, case.M not in rows, lacks_bias, short, misses, *other, case.M * case.N)
 
     ragged = min(ran, key=lambda case: badness(case, _SMALL, _FEW_ROWS, ragged=True))
     even = min(ran, key=lambda case: badness(case, _SMALL, _ROWS))

@@ -154,16 +154,15 @@ class Sequence:
                 yield case, True
         for case in (*full_blocks(claims, self._seed), *splits_of_models(claims, self._seed)):
             yield case, False
-        for case in many(claims, self._seed, claims.layouts[0]):
-            yield case, True
+        for layout in dict.fromkeys((claims.layouts[0], "strided")):
+            for case in many(claims, self._seed, layout):
+                yield case, True
         for case in far_apart(claims) if on_gpu else ():
             yield case, False
         for case in model_sizes(claims, self._seed):
             yield case, False
         for case in rows_between(claims, self._seed):
             yield case, not case.small
-        for case in many(claims, self._seed, "strided"):
-            yield case, True
         for case in extreme(claims, self._seed) if on_gpu and profile.powers else ():
             yield case, True
         for case in large(claims, self._plan.device, profile.large_times if on_gpu else 1, self._seed):
