@@ -139,9 +139,9 @@ def _within_a_network(kernel: Kernel, inputs: Inputs) -> Iterator[Step]:
     own = copied(inputs)
     x = as_it_lies(own.x.detach().requires_grad_())
     called = kernel.forward(replace(own, x=x))
-    outputs = {**called.outputs, **kernel.backward(called)}
     if "x" not in kernel.overwrites and not guard_bands.same_bits(x, inputs.x):
         raise Broken("input_modified", "x", "x was modified, which autograd has computed; inputs belong to the caller")
+    outputs = {**called.outputs, **kernel.backward(called)}
     yield Step("with an x that autograd has computed", (0,), outputs)
     with torch.autograd.graph.saved_tensors_hooks(as_it_lies, lambda tensor: tensor):
         called = kernel.forward(copied(inputs))

@@ -1,0 +1,161 @@
+"""State that is kept between calls: of another case, of other weights, of a copy, or of where a tensor lay."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import normcheck
+from normcheck import Implementation
+from normcheck.result import CONTEXT, EARLIER_CALLS, Verdict
+from tests.command_line import Cli
+from tests.quality.context_kernels import Right, function, gradients, plain
+
+latest: dict[Any, Any] = {}
+
+
+class ColumnsOfLatest(Right):
+    """Wrong: backward divides by the columns of the latest forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        latest["columns"] = x.shape[-1]
+        return Right.forward(ctx, x, weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, rstd = ctx.saved_tensors
+        xhat, d = x.float() * rstd, dy.float() * weight.float()
+        mean = (d * xhat).sum(-1, keepdim=True) / latest["columns"]
+        return ((d - xhat * mean) * rstd).to(x.dtype), gradients(dy, x, weight, rstd)[1], None
+
+
+class EpsOfLatest(Right):
+    """Wrong: backward computes rstd again, with the eps of the latest forward."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        latest["eps"] = eps
+        return Right.forward(ctx, x, weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight, _ = ctx.saved_tensors
+        return *gradients(dy, x, weight, plain(x, weight, latest["eps"])[1]), None
+
+
+class OneWeight(Right):
+    """Wrong: what backward gets is the fp32 copy of the weight in a buffer of its size."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        kept = latest.setdefault(("weight", len(weight)), torch.empty(len(weight)))
+        kept.copy_(weight)
+        y, rstd = plain(x, weight, eps)
+        ctx.save_for_backward(x, kept.data, rstd)
+        ctx.dtype = weight.dtype
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        dx, dw = gradients(dy, *ctx.saved_tensors)
+        return dx, None if dw is None else dw.to(ctx.dtype), None
+
+
+class OnePack(Right):
+    """Wrong: rows that lie apart are packed into a buffer of their shape, which backward gets."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        if not x.is_contiguous():
+            own = latest.setdefault(("x", x.shape, x.dtype), torch.empty(x.shape, dtype=x.dtype))
+            x = own.copy_(x).data
+        return Right.forward(ctx, x, weight, eps)
+
+
+KEEPS = {each.__name__: each for each in (ColumnsOfLatest, EpsOfLatest, OneWeight, OnePack, Right)}
+IMPLEMENTATIONS = tuple(
+    Implementation(name=name, op="rmsnorm", forward=function(each), biases=(False,)) for name, each in KEEPS.items()
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KEEPS)
+def test_what_another_call_leaves_behind_is_found_in_few_cases(cli: Cli, name: str) -> None:
+    """By what its process has run before."""
+    few = ("--max-examples", "40", "--allow-thin", "--no-contexts", "--report", "json:r.json")
+    done = cli("verify", "--impl", f"{__file__}:{name}", "--dtype", "bf16", *few)
+    found = json.loads(Path("r.json").read_text())["verdicts"][0]["failure"]
+    assert (found is None) == (name == "Right") == (done.code == 0)
+    assert found is None or (found["kind"], found["check"]) == ("not_repeatable", EARLIER_CALLS)
+
+
+CASE = "rmsnorm fp32 M=40 N=32 eps=1e-05 rows=normal dy=normal layout=contiguous seed=3 bias=none"
+STRIDED = CASE.replace("layout=contiguous", "layout=x_strided gap=8")
+
+
+def within(kernel: Callable[..., Tensor], case: str = CASE, **declared: Any) -> Verdict:
+    """The verdict on a case in the context ``again``, of a kernel that is right without it."""
+    made = Implementation(name="mine", op="rmsnorm", forward=kernel, biases=(False,), **declared)
+    assert normcheck.verify(made, op="rmsnorm", case=case)[0].status == "pass"
+    (verdict,) = normcheck.verify(made, op="rmsnorm", case=case, context=("again",))
+    return verdict
+
+
+class OneRstd(Right):
+    """Wrong: rstd lies in a buffer for so many rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y, rstd = plain(x, weight, eps)
+        kept = latest.setdefault(("rstd", rstd.shape), torch.empty_like(rstd)).copy_(rstd)
+        ctx.save_for_backward(x, weight, kept.data)
+        return y
+
+
+@pytest.mark.parametrize("case", [CASE, STRIDED])
+def test_a_backward_alone_is_judged_if_its_bits_may_differ(case: str) -> None:
+    """It was not: without a y nothing was."""
+    latest.clear()
+    found = within(function(OneRstd), case, deterministic=False).failure
+    assert found is not None and (found.kind, found.check, found.output) == (CONTEXT, "again", "dx")
+    assert within(function(Right), case, deterministic=False).contexts["again"].status == "held"
+
+
+def in_place_of_what_is_computed(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: an x that is no leaf is taken for a temporary one."""
+    y: Tensor = Right.apply(x, weight, eps)
+    if x.grad_fn is not None:
+        x.detach().copy_(y.detach())
+    return y
+
+
+class ByAddress(Right):
+    """Wrong: backward knows rstd by the address of x, which offloading changes."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y, rstd = plain(x, weight, eps)
+        latest["at", x.data_ptr()] = rstd
+        ctx.save_for_backward(x, weight)
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        x, weight = ctx.saved_tensors
+        return *gradients(dy, x, weight, latest.get(("at", x.data_ptr()), torch.ones(len(x), 1))), None
+
+
+def test_what_is_wrong_within_a_network_alone_is_found() -> None:
+    found = within(in_place_of_what_is_computed).failure
+    assert found is not None and (found.check, found.output) == ("again", "x")
+    latest.clear()
+    found = within(function(ByAddress)).failure
+    assert found is not None and (found.check, found.output) == ("again", "dx")
+    assert "as offloading makes them" in found.message or "after" in found.message
