@@ -217,6 +217,22 @@ def test_a_misaligned_case_shows_a_tensor_whose_address_a_kernel_takes_for_grant
         assert any(own[other] and not any(own[name] for name in looked_at.split()) for own in addresses)
 
 
+@pytest.mark.parametrize("dtype", ["bf16", "fp32"])
+def test_a_misaligned_tensor_is_one_element_off_or_8_bytes(dtype: str) -> None:
+    """Loads of 16 bytes that looked at 8 of them went wrong in the second case alone."""
+    case = Case(op="rmsnorm", dtype=dtype, M=3, N=8, layout="misaligned", bias=False)
+    off = {made(replace(case, N=n)).x.data_ptr() % 16 for n in COMMON_COLUMNS if n % 8 == 0}
+    assert off == {0, 2 if dtype == "bf16" else 4, 8}
+
+
+@pytest.mark.parametrize("seed", [3, 4])
+def test_all_gates_of_a_residual_are_0_in_some_cases(seed: int) -> None:
+    """As AdaLN-Zero begins: a kernel that left out the gradient of such a gate passed."""
+    case = Case(op="fused_add_rmsnorm_modulate", dtype="fp32", M=6, N=24, weights="probe", samples="few", seed=seed)
+    gate = made(replace(case, bias=False)).residual_gate
+    assert gate is not None and bool(gate.any()) == (seed % 3 > 0)
+
+
 SHAPES_WITHOUT_ROWS = {"rank3": (1, 0, 37), "rank3_strided": (1, 0, 37), HEADS: (0, 1, 37)}
 SHAPES_WITHOUT_ROWS |= {RANK4: (1, 0, 1, 37), TRAILING: (0, 1, 37)}
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 from normcheck import Implementation, UnsupportedCase
+from normcheck.cases.case import Case
 from normcheck.cases.case_line import parsed
 from normcheck.cases.ops import OPS
 from normcheck.checks.cell import Cell
@@ -137,20 +140,39 @@ class FrozenInput(kernels.Right):
         return dx, dw if dw is None or ctx.needs_input_grad[0] else torch.zeros_like(dw), None
 
 
-def tried(of: type[kernels.Right]) -> tuple[str, dict[str, InContext]]:
-    """The check that the Function fails among many rows, "" if it passes, and how it did."""
-    implementation = Implementation(name="mine", op="rmsnorm", forward=kernels.function(of))
+def tried(of: type[kernels.Right] | Callable[..., Tensor], *more: Case) -> tuple[str, dict[str, InContext]]:
+    """The check that a function, or a Function, fails among many rows or in ``more`` cases, "" if none; how it did."""
+    forward = kernels.function(of) if isinstance(of, type) else of
+    implementation = Implementation(name="mine", op="rmsnorm", forward=forward)
     cell = Cell(OPS["rmsnorm"], implementation, "fp16", "mine.py")
     plan = Plan((cell,), PROFILES["quick"], 0, "cpu", 120.0, contexts=("frozen", "again"))
     ran = [parsed(LINE.format(m=m, n=n) + " bias=none") for m, n in ((65, 257), (64, 256))]
     with session_of(implementation):
-        failed, found = failing_in_context(cell, plan, ran, used=1.0)
+        failed, found = failing_in_context(cell, plan, [*ran, *more], used=1.0)
     return "".join(f"{problem.check} {problem.output}" for result in failed for problem in result.problems), found
 
 
 def test_a_missing_dw_is_seen_among_many_rows() -> None:
     assert tried(kernels.Right)[0] == ""
     assert tried(FrozenInput)[0] == "frozen dw"
+
+
+_outputs: dict[int, Tensor] = {}
+
+
+def one_output(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Wrong: one row, as of one token that is decoded, has one output for all calls without gradients."""
+    y: Tensor = kernels.Right.apply(x, weight, eps)
+    if len(x) > 1 or torch.is_grad_enabled() or torch.is_inference_mode_enabled():
+        return y
+    return _outputs.setdefault(y.shape[1], torch.empty_like(y)).copy_(y)
+
+
+def test_a_row_alone_is_tried_as_well() -> None:
+    one = parsed(LINE.format(m=1, n=128) + " bias=none")
+    assert tried(one_output)[0] == ""
+    assert tried(one_output, one)[0] == "again y"
+    assert tried(kernels.Right, one)[1]["again"].cases == 3
 
 
 def test_what_is_compiled_anew_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
