@@ -20,16 +20,16 @@ from normcheck.errors import Broken, UnsupportedCase
 from normcheck.impls.implementation import Implementation
 from normcheck.result import CONTEXT
 from normcheck.runner.arena import Surroundings
-from normcheck.runner.run import FOUR_THREADS, FROZEN, SERVING
+from normcheck.runner.run import FROZEN, SERVING, THREE_THREADS
 from normcheck.runner.session import session_of
 
-_OF_A_GRAPH = (*SERVING, *SERVING, FROZEN, FOUR_THREADS)
-_WITHOUT_A_GRAPH = (SERVING[0], *[""] * 6, FOUR_THREADS)
+_OF_A_GRAPH = (*SERVING, *SERVING, FROZEN, THREE_THREADS)
+_WITHOUT_A_GRAPH = (SERVING[0], *[""] * 6, THREE_THREADS)
 """The modes by turns. A kernel that has no graph seldom looks whether a gradient is wanted."""
 
 _SPREAD = 2654435761  # of Knuth: a layout may have each eighth seed
 
-_CONTEXTS = {FROZEN: "frozen", FOUR_THREADS: "threads"}
+_CONTEXTS = {FROZEN: "frozen", THREE_THREADS: "threads"}
 """Mode -> the context that has it; of the others it is "inference"."""
 
 
@@ -39,7 +39,7 @@ def mode_of(implementation: Implementation, op: Op, case: Case, device: str) -> 
         return ""
     modes = _OF_A_GRAPH if implementation.backward is None and not op.quantises else _WITHOUT_A_GRAPH
     mode = modes[(case.seed * _SPREAD >> 16) % len(modes)]
-    is_idle = device != "cpu" if mode == FOUR_THREADS else mode == FROZEN and not (case.weight or case.bias)
+    is_idle = device != "cpu" if mode == THREE_THREADS else mode == FROZEN and not (case.weight or case.bias)
     return modes[0] if is_idle else mode
 
 

@@ -53,7 +53,7 @@ CONTEXTS = {
             one_weight=True,
         ),
         Context("thread", "two threads at once, ten times, with different inputs of one shape", seconds=30.0),
-        Context("threads", "called from another thread, with one torch thread and with four", ("cpu",), filling=True),
+        Context("threads", "called from another thread, with one torch thread and with three", ("cpu",), filling=True),
         Context("autocast", "forward under torch.autocast", told=True, anew=True),
         Context("compile", "inside torch.compile(fullgraph=False, dynamic=True)", asked_for=True),
         Context("stream", "on a side stream behind slow work, with inputs that become ready late", ("cuda",)),

@@ -25,8 +25,8 @@ _WANTED_BY_NOBODY = "with no input that wants a gradient"
 def inference(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """Forward under torch.no_grad(), under torch.inference_mode(), as engines serve, and with no input that wants a
     gradient: then with other values in the same memory, of new tensors, whose addresses and versions are those of the
-    old ones, and of the same tensors, as when weights are loaded anew; then with inputs in other memory. What was
-    returned stays as it was when the next call is made.
+    old ones, and of the same tensors and parameters, as when weights are loaded anew; then with inputs in other memory.
+    What was returned stays as it was when the next call is made.
     """
     for words, mode in (
         ("under torch.no_grad()", torch.no_grad),
@@ -36,12 +36,13 @@ def inference(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         given, elsewhere = _new_tensors(copied(first)), copied(second)
         kept = _called(kernel, given, first, words, mode)
         yield Step(words, (0,), kept, exact=False)
-        anew = _new_tensors(given)
+        anew = _with_parameters(_new_tensors(given), wanted=mode is not nullcontext)
         fill(_new_tensors(given), second)  # at once: what is kept of the last call alone is still there
         outputs = _called(kernel, anew, second, words, mode)
         yield Step(f"{words} with new tensors in the memory of old ones", (1,), outputs, exact=False)
         yield Step(f"{words}, when it is looked at again after a further call", (0,), kept, exact=False)
-        fill(anew, first)
+        with torch.no_grad():
+            fill(anew, first)
         outputs = _called(kernel, anew, first, words, mode)
         yield Step(f"{words} with other values in the memory of its inputs", (0,), outputs, exact=False)
         outputs = _called(kernel, elsewhere, second, words, mode)
@@ -53,6 +54,13 @@ def _new_tensors(inputs: Inputs) -> Inputs:
     return inputs.each(lambda tensor: tensor.data)
 
 
+def _with_parameters(inputs: Inputs, *, wanted: bool) -> Inputs:
+    """Weight and bias as parameters, with which a kernel may keep what it made; ``wanted``: their gradients are."""
+    own = {name: getattr(inputs, name) for name in ("weight", "bias")}
+    made = {name: torch.nn.Parameter(t, requires_grad=wanted) for name, t in own.items() if t is not None}
+    return replace(inputs, **made)
+
+
 def _called(
     kernel: Kernel, inputs: Inputs, values: Inputs, words: str, mode: Callable[[], AbstractContextManager[object]]
 ) -> Mapping[str, Tensor]:
@@ -60,7 +68,7 @@ def _called(
     with mode():
         outputs = kernel.forward(inputs, wanted=() if words == _WANTED_BY_NOBODY else None).outputs
     for (name, now), (_, before) in zip(inputs.named(), values.named(), strict=True):
-        if name not in kernel.overwrites and not guard_bands.same_bits(now, before):
+        if name not in kernel.overwrites and not guard_bands.same_bits(now.detach(), before):
             raise Broken("input_modified", name, f"{name} was modified {words}; inputs belong to the caller")
     return outputs
 

@@ -17,7 +17,7 @@ from normcheck.contexts.kernel import Kernel, NotTried, Step, both, copied
 
 _ROUNDS = 10
 _SWITCH_SECONDS = 1e-5  # Python's threads take turns so often, where they usually do each 5 ms
-_TORCH_THREADS = 4
+_TORCH_THREADS = 3
 
 Results = dict[str, Tensor]
 T = TypeVar("T")

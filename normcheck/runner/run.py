@@ -28,7 +28,7 @@ from normcheck.runner.surrounded import surrounded
 
 T = TypeVar("T")
 
-FROZEN, FOUR_THREADS = "with frozen parameters", "with 4 torch threads"
+FROZEN, THREE_THREADS = "with frozen parameters", "with 3 torch threads"
 """The mode of fine-tuning, in which no gradient of weight and bias is wanted; and one of a CPU of several cores."""
 
 SERVING = ("under torch.no_grad()", "under torch.inference_mode()")
@@ -36,9 +36,9 @@ SERVING = ("under torch.no_grad()", "under torch.inference_mode()")
 
 
 @contextmanager
-def _four_threads() -> Iterator[None]:
+def _three_threads() -> Iterator[None]:
     usual = torch.get_num_threads()
-    torch.set_num_threads(4)
+    torch.set_num_threads(3)
     try:
         yield
     finally:
@@ -46,7 +46,7 @@ def _four_threads() -> Iterator[None]:
 
 
 _SURROUNDING: Mapping[str, Callable[[], AbstractContextManager[object]]] = MappingProxyType(
-    dict(zip(SERVING, (torch.no_grad, torch.inference_mode), strict=True)) | {FOUR_THREADS: _four_threads}
+    dict(zip(SERVING, (torch.no_grad, torch.inference_mode), strict=True)) | {THREE_THREADS: _three_threads}
 )
 
 
@@ -80,7 +80,7 @@ class Run(Protocol):
 
     def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, mode: str = "") -> Pending[Forward]:
         """Ask for a forward. ``others_first``: gradients through y are wanted only after other calls; ``mode``: FROZEN,
-        FOUR_THREADS or one of SERVING, "" for the usual one.
+        THREE_THREADS or one of SERVING, "" for the usual one.
         """
         ...
 

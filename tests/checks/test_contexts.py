@@ -424,3 +424,16 @@ def test_a_new_thread_has_the_number_of_torch_threads_of_the_main_one() -> None:
     for context in ("thread", "threads"):
         verdict = judged(by_product, context, case=line)
         assert verdict.status == "pass", verdict.failure
+
+
+def test_what_a_kernel_keeps_with_a_parameter_is_found_once_the_weights_are_others() -> None:
+    """Of a plain tensor it keeps nothing, and a parameter is one as of a module."""
+
+    def converted(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+        wide = weight.float()
+        if isinstance(weight, torch.nn.Parameter):
+            wide = vars(weight).setdefault("wide", weight.detach().double().float())
+        return (x.float() * torch.rsqrt(x.float().square().mean(-1, keepdim=True) + eps) * wide).to(x.dtype)
+
+    found = judged(converted, "inference").failure
+    assert found is not None and (found.check, found.output) == ("inference", "y")
