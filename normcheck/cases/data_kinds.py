@@ -168,22 +168,22 @@ def _with_one(n: Tensor, value: float) -> Tensor:
     return out
 
 
-DY_VALUES: Mapping[str, Callable[[Tensor, Tensor], Tensor]] = MappingProxyType(
+DY_VALUES: Mapping[str, Callable[[Tensor, Tensor, str], Tensor]] = MappingProxyType(
     {
-        "normal": lambda n, x: n,
-        "shifted": lambda n, x: n + 0.5,
-        "ones": lambda n, x: torch.ones_like(n),
-        "integers": lambda n, x: (n * 1.25).round(),
-        "correlated": lambda n, x: x + 0.25 * n + 0.5,
-        "last_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
-        "first_row": lambda n, x: n + torch.copysign(torch.full_like(n, 0.5), n),
-        "small": lambda n, x: n * 2.0**-12,
-        "large": lambda n, x: n * 2.0**9,
-        "nan": lambda n, x: _with_one(n, math.nan),
-        "inf": lambda n, x: _with_one(n, math.inf),
+        "normal": lambda n, x, dtype: n,
+        "shifted": lambda n, x, dtype: n + 0.5,
+        "ones": lambda n, x, dtype: torch.ones_like(n),
+        "integers": lambda n, x, dtype: (n * 1.25).round(),
+        "correlated": lambda n, x, dtype: x + 0.25 * n + 0.5,
+        "last_row": lambda n, x, dtype: n + torch.copysign(torch.full_like(n, 0.5), n),
+        "first_row": lambda n, x, dtype: n + torch.copysign(torch.full_like(n, 0.5), n),
+        "small": lambda n, x, dtype: n * 2.0 ** (-12 if dtype == "fp16" else -30),
+        "large": lambda n, x, dtype: n * 2.0**9,
+        "nan": lambda n, x, dtype: _with_one(n, math.nan),
+        "inf": lambda n, x, dtype: _with_one(n, math.inf),
     }
 )
-"""Every kind of cotangent: name -> dy (M, N) in fp64, from its own normal-like numbers and from those of x."""
+"""Every kind of cotangent: name -> dy (M, N) in fp64, from its own normal-like numbers, those of x, and its dtype."""
 
 ONLY_ROW = MappingProxyType({"last_row": -1, "first_row": 0})
 """Kind of dy that is 0 except for one row -> the index of that row."""

@@ -168,7 +168,8 @@ INLINE void special(double *restrict x, const double *restrict n, const struct m
     }
 }
 
-INLINE void cotangent(double *restrict x, const double *restrict n, const double *restrict nx, int kind, int64_t count) {
+INLINE void cotangent(double *restrict x, const double *restrict n, const double *restrict nx, int kind, int half,
+                      int64_t count) {
     switch (kind) {
     case DY_SHIFTED: EACH(n[i] + 0.5); break;
     case DY_ONES: EACH(1.0); break;
@@ -176,7 +177,7 @@ INLINE void cotangent(double *restrict x, const double *restrict n, const double
     case DY_CORRELATED: EACH((nx[i] + 0.25 * n[i]) + 0.5); break;
     case DY_LAST_ROW:
     case DY_FIRST_ROW: EACH(n[i] + copysign(0.5, n[i])); break;
-    case DY_SMALL: EACH(n[i] * 0x1p-12); break;
+    case DY_SMALL: EACH(n[i] * (half ? 0x1p-12 : 0x1p-30)); break;
     case DY_LARGE: EACH(n[i] * 0x1p9); break;
     default: EACH(n[i]);
     }
@@ -215,7 +216,7 @@ INLINE void rows(const struct make *a) {
             if (a->dy_elements - position < count) count = a->dy_elements - position;
             hashes(bits, a->start, DY, position, count);
             for (int64_t i = 0; i < count; i++) ndy[i] = normal(bits[i]);
-            cotangent(x, ndy, nx, (int)a->dy_kind, count);
+            cotangent(x, ndy, nx, (int)a->dy_kind, a->x_type == FP16, count);
             if (odd >= position && odd < position + count && a->dy_kind == DY_INF)
                 x[odd - position] = copysign(INFINITY, sign);
             if (a->only_row >= 0 && row != a->only_row) memset(x, 0, count * sizeof(double));

@@ -392,4 +392,4 @@ def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]
     else:
         u, ur = uniform(bits[:elements]).view(height, n), uniform(bits[2 * (elements + n) :]).view(height, 1)
         x = ROW_VALUES[case.rows](Field(nx, u, ur, case.dtype))
-    return x.float(), DY_VALUES[case.dy](ndy, nx).float(), gauss[2 * elements :].view(2, n)
+    return x.float(), DY_VALUES[case.dy](ndy, nx, case.dtype).float(), gauss[2 * elements :].view(2, n)
