@@ -130,8 +130,9 @@ def _written_to(kernel: Kernel, inputs: Inputs) -> Iterator[Step]:
         called = kernel.forward(copied(inputs))
         if name in called.outputs:
             called.outputs[name].detach().zero_()  # which counts as a change of it, as of no ``y.data``
-            with suppress(Broken):
-                yield Step(f"in a backward after {name} was written to in place", (0,), kernel.backward(called))
+            with suppress(Broken):  # autograd takes another way back through a view: the bits may be others
+                gradients = kernel.backward(called)
+                yield Step(f"in a backward after {name} was written to in place", (0,), gradients, exact=False)
 
 
 def _within_a_network(kernel: Kernel, inputs: Inputs) -> Iterator[Step]:
@@ -142,7 +143,8 @@ def _within_a_network(kernel: Kernel, inputs: Inputs) -> Iterator[Step]:
     if "x" not in kernel.overwrites and not guard_bands.same_bits(x, inputs.x):
         raise Broken("input_modified", "x", "x was modified, which autograd has computed; inputs belong to the caller")
     outputs = {**called.outputs, **kernel.backward(called)}
-    yield Step("with an x that autograd has computed", (0,), outputs)
+    yield Step("with an x that autograd has computed", (0,), outputs, exact=False)
     with torch.autograd.graph.saved_tensors_hooks(as_it_lies, lambda tensor: tensor):
         called = kernel.forward(copied(inputs))
-    yield Step("with copies of what was saved, as offloading makes them", (0,), kernel.backward(called))
+    gradients = kernel.backward(called)
+    yield Step("with copies of what was saved, as offloading makes them", (0,), gradients, exact=False)

@@ -159,3 +159,20 @@ def test_what_is_wrong_within_a_network_alone_is_found() -> None:
     found = within(function(ByAddress)).failure
     assert found is not None and (found.check, found.output) == ("again", "dx")
     assert "as offloading makes them" in found.message or "after" in found.message
+
+
+def transposed(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Right: y is a view, through which autograd goes back another way once it was written to."""
+    columns, gates = x.float().t().contiguous(), gate.float().t()
+    rstd = 1 / torch.sqrt(columns.pow(2).sum(0) / len(columns) + eps)
+    return (columns * rstd * weight.float()[:, None] * (0.5 * torch.tanh(0.5 * gates) + 0.5)).to(x.dtype).t()
+
+
+@pytest.mark.parametrize("rows", [166, 513])
+def test_bits_may_be_others_once_a_view_was_written_to(rows: int) -> None:
+    case = (
+        f"rmsnorm_gated bf16 M={rows} N=64 eps=1e-05 rows=normal dy=normal layout=contiguous seed=5 weight_dtype=fp32"
+    )
+    fields = {"op": "rmsnorm_gated", "case": f"{case} weight_dtype=fp32 bias=none gate=normal", "context": ("again",)}
+    (verdict,) = normcheck.verify(transposed, **fields)  # type: ignore[arg-type]
+    assert (verdict.failure, verdict.contexts["again"].status) == (None, "held")
