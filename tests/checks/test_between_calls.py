@@ -170,9 +170,7 @@ def transposed(x: Tensor, gate: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 @pytest.mark.parametrize("rows", [166, 513])
 def test_bits_may_be_others_once_a_view_was_written_to(rows: int) -> None:
-    case = (
-        f"rmsnorm_gated bf16 M={rows} N=64 eps=1e-05 rows=normal dy=normal layout=contiguous seed=5"
-    )
+    case = f"rmsnorm_gated bf16 M={rows} N=64 eps=1e-05 rows=normal dy=normal layout=contiguous seed=5"
     fields = {"op": "rmsnorm_gated", "case": f"{case} weight_dtype=fp32 bias=none gate=normal", "context": ("again",)}
     (verdict,) = normcheck.verify(transposed, **fields)  # type: ignore[arg-type]
     assert (verdict.failure, verdict.contexts["again"].status) == (None, "held")
