@@ -21,8 +21,8 @@ from normcheck.planner.record import Record
 
 _SIZES = 6  # new sizes that are considered
 
-_LITTLE_LEFT = 0.25
-"""The share of the longest time that the rest of a floor may take beyond it: a compiler's first trial took a minute."""
+_BEYOND = 1.25
+"""The longest time may be exceeded so far if all of the floor is done by then: one first trial took a minute."""
 
 
 class Priced:
@@ -92,7 +92,7 @@ class Priced:
 
     def _fits(self, planned: Planned, wanted: Set[Any], *, is_of_floor: bool) -> bool:
         """Whether there is time: the longest for the floor, at sure prices, so that one slow sample cannot keep out
-        what a pass needs, and more for little that is left of it; that of its goals for all else, which may be a whole
+        what a pass needs, and somewhat more if that is all of it; that of its goals for all else, which may be a whole
         key, and leaves time for the floor.
         """
         prices, limits, record = self._prices, self._limits, self._record
@@ -106,7 +106,7 @@ class Priced:
         out = record.reached | self._given_up
         if is_of_floor:
             left = self.must.kept(out, len(record.shapes), record.run)
-            return end + price <= limits.most or left <= _LITTLE_LEFT * limits.most
+            return end + price <= limits.most or self.elapsed + left <= _BEYOND * limits.most
         out |= wanted
         kept = self.must.kept(out, len(record.shapes) + self._opens(planned.case), record.run + 1)
         following = limits.at_once * RUNS[Depth.MEMORY] * prices.own.call  # at its key

@@ -148,7 +148,7 @@ def tried(of: type[kernels.Right] | Callable[..., Tensor], *more: Case) -> tuple
     plan = Plan((cell,), PROFILES["quick"], 0, "cpu", 120.0, contexts=("frozen", "again"))
     ran = [parsed(LINE.format(m=m, n=n) + " bias=none") for m, n in ((65, 257), (64, 256))]
     with session_of(implementation):
-        failed, found = failing_in_context(cell, plan, [*ran, *more], used=1.0)
+        failed, found = failing_in_context(cell, plan, [*ran, *more], used=30.0)
     return "".join(f"{problem.check} {problem.output}" for result in failed for problem in result.problems), found
 
 
