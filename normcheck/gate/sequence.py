@@ -6,7 +6,7 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice, pairwise
 from typing import NamedTuple
 
@@ -93,8 +93,7 @@ class Sequence:
             if is_over or self.seconds_left < 0:
                 return
             if self.number % shards == shard - 1:
-                planned = Planned(following.case, _probe(self.number))
-                yield Asked(planned, is_large=following.is_large, upcoming=following.upcoming)
+                yield Asked(self._planned(following), is_large=following.is_large, upcoming=following.upcoming)
 
     def coming(self, most: int) -> list[Planned]:
         """So many of the cases that come next if the present one changes nothing; [] if that is not known.
@@ -108,6 +107,12 @@ class Sequence:
         self._drawn.extend(islice(self._rest, max(0, most - len(self._drawn))))
         numbered = enumerate(islice(self._drawn, most), self.number + 1)
         return [Planned(each.case, _probe(number)) for number, each in numbered if not each.is_large]
+
+    def _planned(self, following: _After) -> Planned:
+        """A case after the core as deep as its number says, but a large one no deeper than its share of the time."""
+        planned = Planned(following.case, _probe(self.number))
+        is_slow = following.is_large and self._core.prices.own.runs_of_large(planned) > self._share_left
+        return replace(planned, probe=Depth.REASON) if is_slow else planned
 
     def _following(self) -> _After | None:
         assert self._rest is not None
@@ -126,8 +131,8 @@ class Sequence:
         return self._end - time.perf_counter()
 
     def is_too_slow(self, asked: Asked) -> bool:
-        """Whether a large case is not expected to fit into its share of the time that is left."""
-        return asked.is_large and self._core.prices.own.runs(asked.planned, most=True) > self._share_left
+        """Whether a large case is not expected to fit into the time that is left."""
+        return asked.is_large and self._core.prices.own.runs_of_large(asked.planned) > self.seconds_left
 
     @property
     def _share_left(self) -> float:
@@ -154,15 +159,16 @@ class Sequence:
                 yield case, True
         for case in (*full_blocks(claims, self._seed), *splits_of_models(claims, self._seed)):
             yield case, False
-        for layout in dict.fromkeys((claims.layouts[0], "strided")):
-            for case in many(claims, self._seed, layout):
-                yield case, True
+        for case in many(claims, self._seed, claims.layouts[0]):
+            yield case, True
         for case in far_apart(claims) if on_gpu else ():
             yield case, False
         for case in model_sizes(claims, self._seed):
             yield case, False
         for case in rows_between(claims, self._seed):
             yield case, not case.small
+        for case in many(claims, self._seed, "strided") if claims.layouts[0] != "strided" else ():
+            yield case, True
         for case in extreme(claims, self._seed) if on_gpu and profile.powers else ():
             yield case, True
         for case in large(claims, self._plan.device, profile.large_times if on_gpu else 1, self._seed):

@@ -25,7 +25,7 @@ from typing import NoReturn
 
 from normcheck.isolation.messages import Inbox, Message
 from normcheck.isolation.sandbox import close_memory, lock_system
-from normcheck.isolation.settling import adopt_orphans
+from normcheck.isolation.settling import adopt_orphans, keep_freed_memory
 
 Run = Callable[[socket.socket], None]
 
@@ -42,6 +42,7 @@ def main(number: int, door: int, modules: Sequence[str] = ()) -> NoReturn:
     """
     close_memory()
     lock_system()
+    keep_freed_memory()
     gc.disable()  # to look for garbage, of which imports make none that matters, took a fifth of their time
     for module in modules:
         import_module(module)

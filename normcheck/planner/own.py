@@ -36,6 +36,7 @@ class Own:
             new: {"row": {}, "column": {}, "element": {}} for new in (False, True)
         }  # whether something was new -> unit -> rows, and how many of the unit -> the fastest run
         self._rates: dict[bool, dict[str, float]] = {False: {}, True: {}}
+        self._each = math.inf  # the least that a run took for each of many elements
 
     @property
     def is_known(self) -> bool:
@@ -61,12 +62,21 @@ class Own:
         run = sum((rate * sizes[unit] for unit, rate in rates.items()), start=self.call if self.is_known else 0.0)
         return RUNS[planned.probe] * run
 
+    def runs_of_large(self, planned: Planned) -> float:
+        """The same of a case that is larger than those before. On a CPU an element of it takes as long as one of those
+        did at least, with its share of all that their runs took.
+        """
+        each = self._each if self._each < math.inf else 0.0
+        return max(self.runs(planned, most=True), RUNS[planned.probe] * each * planned.case.M * planned.case.N)
+
     def saw(self, planned: Planned, seconds: float, *, new: bool) -> None:
         """Take the seconds of a case; ``new``: whether it may have built something."""
         case, runs = planned.case, RUNS[planned.probe]
         self.repeated |= not new
         self.call = min(self.call, seconds / runs)
         run, sizes = seconds / runs, _sizes(case.M, case.N)
+        if self._device == "cpu" and sizes["element"] >= _TELLING["element"]:
+            self._each = min(self._each, run / sizes["element"])
         units = ("element",) if self._device == "cuda" else ("row", "column")
         if all(sizes[unit] < _TELLING[unit] for unit in units) and case.M:
             self._few = min(self._few, run)

@@ -106,8 +106,10 @@ def row_sums_kernel(
         if bits_ptr is not None:
             wdy = cleared(wdy, load_bits(bits_ptr, rows, start, M, N, BLOCK), ROWS, BLOCK)
         wdy *= load_scale(weight_ptr, cols, N, ZERO_CENTERED)[None, :]
-        sum1 += tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0) * wdy
-        sum2 += wdy
+        if mean_ptr is not None:
+            x -= mean[:, None]
+            sum2 += wdy
+        sum1 += tl.where(mask, x * rstd[:, None], 0.0) * wdy
     n = tl.full((ROWS,), N, tl.float32)
     tl.store(c1_ptr + rows, tl.div_rn(tl.sum(sum1, axis=1), n), mask=rows < M)
     tl.store(c2_ptr + rows, tl.div_rn(tl.sum(sum2, axis=1), n), mask=rows < M)
@@ -143,7 +145,9 @@ def gradients_kernel(
         if bits_ptr is not None:
             dy = cleared(dy, byte, ROWS, BLOCK)
             byte = load_bits(bits_ptr, rows + tl.num_programs(0) * ROWS, left, M, N, BLOCK)
-        xhat = tl.where(mask, (x - mean[:, None]) * rstd[:, None], 0.0)
+        if mean_ptr is not None:
+            x -= mean[:, None]
+        xhat = tl.where(mask, x * rstd[:, None], 0.0)
         wdy = dy * scale[None, :]
         c2 = tl.zeros((ROWS,), tl.float32)
         if c1_ptr is None:
@@ -154,14 +158,18 @@ def gradients_kernel(
             c1 = tl.load(c1_ptr + rows, mask=rows < M, other=0.0)
             if mean_ptr is not None:
                 c2 = tl.load(c2_ptr + rows, mask=rows < M, other=0.0)
-        dx = (wdy - (xhat * c1[:, None] + c2[:, None])) * rstd[:, None]
+        along = xhat * c1[:, None]
+        if mean_ptr is not None:
+            along += c2[:, None]
+        dx = (wdy - along) * rstd[:, None]
         if added_ptr is not None:
             dx += load_tile(added_ptr, rows, cols, added_stride, mask)
         if dresidual_ptr is not None:
             tl.store(dresidual_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
         tl.store(dx_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
         dw += dy * xhat
-        db += dy
+        if db_ptr is not None:
+            db += dy
     if dw_ptr is not None:
         tl.store(dw_ptr + group * N + cols, tl.sum(dw, axis=0), mask=cols < N)
     if db_ptr is not None:

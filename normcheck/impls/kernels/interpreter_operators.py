@@ -151,9 +151,11 @@ class Operators:
         element = pointer.dtype.element_ty
         if offset.dtype.name not in _INTEGERS or element.is_ptr():
             return None
-        steps = offset.handle.data.astype(np.uint64) * np.uint64(max(1, element.primitive_bitwidth // 8))
+        start, places = pointer.handle.data, offset.handle.data.astype(np.uint64)
+        places *= np.uint64(max(1, element.primitive_bitwidth // 8))
+        places = np.add(start, places, out=places if start.size == 1 or start.shape == places.shape else None)
         block = pointer.type is not pointer.dtype or offset.type is not offset.dtype
-        return self._made(pointer.handle.data + steps, pointer.dtype, pointer.handle.dtype, block=block)
+        return self._made(places, pointer.dtype, pointer.handle.dtype, block=block)
 
     def _comparison(self, ufunc: Any, this: Any, other: Any) -> Any:
         kind = this.dtype
