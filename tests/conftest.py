@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from normcheck.cases.goals import Extent
-from normcheck.gate import unchanged
+from normcheck.gate import unchanged, workers
 from normcheck.gate.plan import PROFILES
 from tests.command_line import Cli, KernelFile, normcheck
 
@@ -53,6 +53,14 @@ def few_files_that_judge(monkeypatch: pytest.MonkeyPatch) -> None:
     took a third of a short run. ``gate/test_unchanged.py`` looks at all, as does each run in a process of its own.
     """
     monkeypatch.setattr(unchanged, "PACKAGES", ("normcheck",))
+
+
+@pytest.fixture(autouse=True)
+def cells_in_this_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run in this process judges its cells in it, one after the other, however many cores there are: what a test has
+    replaced is replaced here alone.
+    """
+    monkeypatch.setattr(workers, "cores_here", lambda: workers.CORES_A_CELL)
 
 
 @pytest.fixture

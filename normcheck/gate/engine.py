@@ -24,6 +24,7 @@ from normcheck.gate.workers import likely_cells, patience, start_judge, workers_
 from normcheck.impls import discovery, source_location
 from normcheck.isolation import forkserver
 from normcheck.isolation.pool import Pool, Start, spread
+from normcheck.isolation.settling import keep_freed_memory
 from normcheck.result import ELSEWHERE, IMPORT, JUDGE_DIED, MEMORY, Verdict
 from normcheck.runner.device import device_for
 from normcheck.runner.environment import environment, machine
@@ -71,6 +72,7 @@ class ThisMachine:
 
         The processes that judge are started beside, if the options tell how many there will be.
         """
+        keep_freed_memory()
         device = device_for(options.device, apart=options.isolation)
         cells = likely_cells(options, device)
         workers = workers_of(options, cells, device)

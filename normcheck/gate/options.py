@@ -246,7 +246,7 @@ class VerifyOptions:
     timeout: Timeout = 120.0
     workers: Annotated[
         int | None,
-        Option(help="Cells that are checked side by side; by default 1, on a GPU what fits it.", check=within(1, 64)),
+        Option(help="Cells that are checked side by side; by default what fits the machine.", check=within(1, 64)),
     ] = None
     isolation: Annotated[
         bool,

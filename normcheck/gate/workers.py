@@ -13,7 +13,9 @@ import torch
 from normcheck.cases.dtypes import DTYPES
 from normcheck.gate.options import VerifyOptions
 from normcheck.impls import discovery
+from normcheck.isolation.settling import keep_freed_memory
 from normcheck.oracle import judging
+from normcheck.runner.environment import memory_bytes
 
 CORES_A_CELL = 2
 """A cell keeps two processes at work: one judges while the other, the kernel's, computes what is judged next."""
@@ -28,19 +30,24 @@ CELL_BYTES = {"quick": 8 << 30, "ci": 40 << 30, "deep": 40 << 30, "soak": 8 << 3
 """Of a GPU's memory for a cell, by profile: two CUDA contexts, half a GiB each, the tensors that are shared, and what
 judges them. Quick hardly gets to the large cases; ci and deep must have room for all that one cell alone would run."""
 
+_CPU_CELL_BYTES = 4 << 30
+"""Of a machine's memory for a cell: the processes of its judge and of its kernel, with a case of a hundred MB."""
+
 _JUDGES_SHARE = 0.6  # of a GPU's memory; the rest is for the kernels' processes
 
 
 def workers_of(options: VerifyOptions, cells: int, device: str) -> int:
     """How many of so many ``cells`` to judge side by side: as ``--workers`` says, else as fit; never more.
 
-    On a CPU one is what fits: a cell has its two cores, and what it reaches in its time does not hang on its
-    neighbours. A GPU waits for the processes that feed it, so there are as many as cores and memory allow.
+    On a CPU a cell has its two cores, so that what it reaches in its time does not hang on its neighbours. A GPU waits
+    for the processes that feed it, so there are as many as cores and memory allow.
     """
     if options.workers is not None:
         return max(1, min(options.workers, cells))
-    if device == "cpu" or not options.isolation or cells < 2:
+    if not options.isolation or cells < 2:
         return 1
+    if device == "cpu":
+        return max(1, min(cells, cores_here() // CORES_A_CELL, memory_bytes("cpu") // _CPU_CELL_BYTES))
     return fitting(cells, cores_here(), free_bytes(), options.profile)
 
 
@@ -75,6 +82,7 @@ def patience(workers: int, cores: int | None = None) -> float:
 def start_judge(device: str, workers: int) -> None:
     """Prepare this new process for judging cells. It gets one GPU, and its share of that GPU's memory."""
     gc.freeze()
+    keep_freed_memory()
     share = 1
     if device == "cuda":
         gpus = visible_gpus()

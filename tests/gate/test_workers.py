@@ -60,12 +60,17 @@ def an_h200(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda number: (H200, H200 + GIB))
     monkeypatch.setattr(workers, "cores_here", lambda: 16)
+    monkeypatch.setattr(workers, "memory_bytes", lambda device: 128 * GIB)
 
 
 @pytest.mark.usefixtures("an_h200")
-def test_the_default_fits_and_a_number_stays() -> None:
+def test_the_default_fits_and_a_number_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     default = VerifyOptions()
     assert workers_of(default, 87, "cuda") == 16
+    assert workers_of(default, 87, "cpu") == 8
+    monkeypatch.setattr(workers, "memory_bytes", lambda device: 13 * GIB)
+    assert workers_of(default, 87, "cpu") == 3
+    monkeypatch.setattr(workers, "cores_here", lambda: 2)
     assert workers_of(default, 87, "cpu") == 1
     assert workers_of(replace(default, isolation=False), 87, "cuda") == 1
     assert workers_of(default, 1, "cuda") == workers_of(default, 0, "cuda") == 1
