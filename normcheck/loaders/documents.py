@@ -156,11 +156,6 @@ class Solution(_Document):
         """The file that is imported."""
         return self.spec.entry_point.partition("::")[0]
 
-    @property
-    def entry_name(self) -> str:
-        """The function in it that is called."""
-        return self.spec.entry_point.partition("::")[2]
-
 
 class Given(_Document):
     """How an input of a workload is made. Only numbers have a value here; tensors get data of ours."""
