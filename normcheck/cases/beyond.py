@@ -18,10 +18,11 @@ from normcheck.cases.data_kinds import weight_kinds
 from normcheck.cases.goals import Extent
 from normcheck.cases.layouts import CHANNELS_LAST, HEADS, ROWS_APART, STRIDED
 from normcheck.cases.split import GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS
+from normcheck.cases.strides import misaligned_alone
 
 LARGE = {
     "cpu": (
-        (4096, 128), (517, 1033), (4096, 768), (8192, 64), (64, 8192), (65537, 8), (131, 8200), (8200, 520),
+        (4096, 128), (517, 1033), (4096, 768), (8192, 64), (64, 8192), (65537, 8), (260, 8200), (8200, 520),
         (1151, 8192),
     ),
     "cuda": (
@@ -155,13 +156,20 @@ def many(claims: Claims, seed: int, layout: str) -> Iterator[Case]:
 
 def full_blocks(claims: Claims, seed: int) -> Iterator[Case]:
     """Full blocks of rows of every kind in each layout: what has no tail may have a path of its own, and strides taken
-    for others there. None if the implementation declares its shapes.
+    for others there. Of misaligned ones so many N that each tensor with rows alone is. None if the implementation
+    declares its shapes.
     """
-    order = random.Random(seed + 6)
-    for layout in () if claims.shapes else claims.values("layout"):
-        if _admitted(claims, _FULL_BLOCKS, _BETWEEN_N) and claims.fits(layout, _BETWEEN_N):
-            kinds = _plain(claims) | _lying(order, layout)
-            yield _drawn(claims, order, _FULL_BLOCKS, _BETWEEN_N, rows="blend", **kinds)
+    order, alone = random.Random(seed + 6), set[str]()
+    sizes = [(layout, _BETWEEN_N) for layout in claims.values("layout")]
+    if "misaligned" in claims.values("layout"):
+        sizes += [("misaligned", n) for n in range(_BETWEEN_N + 8, 4 * _BETWEEN_N, 8)]
+    for layout, n in () if claims.shapes else sizes:
+        if _admitted(claims, _FULL_BLOCKS, n) and claims.fits(layout, n):
+            case = _drawn(claims, order, _FULL_BLOCKS, n, rows="blend", **_plain(claims) | _lying(order, layout))
+            which = misaligned_alone(case) if layout == "misaligned" else layout
+            if which not in alone:
+                yield case
+                alone.add(which)
 
 
 def _lying(order: random.Random, layout: str) -> dict[str, Any]:

@@ -37,7 +37,6 @@ from normcheck.cases.layouts import (
     SAMPLES_STRIDED,
     TRAILING,
     WEIGHT_STRIDED,
-    shift_of,
 )
 from normcheck.cases.of_samples import (
     SLAB_ELEMENTS,
@@ -49,7 +48,7 @@ from normcheck.cases.of_samples import (
 from normcheck.cases.op import RELU6, Op
 from normcheck.cases.ops import OPS
 from normcheck.cases.rng import hashed, normal, uniform
-from normcheck.cases.strides import MODULATION, apart, expanded, gap_of, in_channels_last, modulation_stride
+from normcheck.cases.strides import MODULATION, apart, expanded, gap_of, in_channels_last, modulation_stride, shift_of
 from normcheck.cases.tensor_names import BY_NAME, DSCALE, GATE, RESIDUAL
 
 _NAN = {torch.float16: 0x7E00, torch.bfloat16: 0x7FC0, torch.float32: 0x7FC00000}
@@ -376,7 +375,7 @@ def _placed(case: Case, name: str, dtype: torch.dtype, device: str) -> Tensor:
 
 
 def _shift(case: Case, name: str, dtype: torch.dtype) -> int:
-    return shift_of(case.layout, case.N, name, dtype.itemsize)
+    return shift_of(case, name, dtype.itemsize)
 
 
 def _slab(case: Case, rows: slice, device: str) -> tuple[Tensor, Tensor, Tensor]:

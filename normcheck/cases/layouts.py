@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 EXPANDED = ("dy_expanded", "dy_scalar")
 """Layouts in which all rows of dy share one memory."""
 
@@ -32,7 +30,7 @@ LAYOUTS = (
     *("contiguous", "misaligned", "x_strided", "dy_strided", "strided", "rank3", *EXPANDED, "rank3_strided"),
     *(RANK4, TRAILING, CHANNELS_LAST, SAMPLES_STRIDED, *OF_WEIGHTS, HEADS),
 )
-"""Simplest first. ``misaligned``: some tensors begin one element behind an aligned address, see ``shift_of``;
+"""Simplest first. ``misaligned``: some tensors begin one element behind an aligned address, see ``strides.shift_of``;
 ``strided``: a gap of ``gap`` elements, or several, follows each row of all tensors, see ``strides.apart``; ``rank3``:
 (B, S, N), ``rank3_strided``: both; ``dy_expanded``: dy has row stride 0; ``dy_scalar``: dy is one 1.0 whose strides are
 all 0, as from ``y.sum().backward()``; ``heads``: x is (T, H, N), the first H heads of each of T tokens in a buffer that
@@ -64,23 +62,3 @@ HEAD_SIZES = (64, 128, 256, 512)
 def head_size_near(columns: int) -> int:
     """The one of HEAD_SIZES that is nearest to an N."""
     return min(HEAD_SIZES, key=lambda size: abs(size - columns))
-
-
-_OF_ROWS = ("x", "dy", "residual", "dresidual_out", "gate")
-_MISALIGNED: tuple[Callable[[str], bool], ...] = (
-    lambda name: True,
-    lambda name: name != "x",
-    lambda name: name == "x",
-    lambda name: name in _OF_ROWS[1:],
-    lambda name: name not in _OF_ROWS,
-)
-"""Which tensors of a misaligned case are: a kernel may look at the address of one and take another's for granted."""
-
-
-def shift_of(layout: str, columns: int, name: str, size: int) -> int:
-    """How many elements, of ``size`` bytes, a tensor begins behind an aligned address: one, or 8 bytes. Which do hangs
-    on N alone, for which a kernel on a GPU is compiled anyway.
-    """
-    if layout != "misaligned" or not _MISALIGNED[columns % len(_MISALIGNED)](name):
-        return 0
-    return 1 if columns % 3 else 8 // size

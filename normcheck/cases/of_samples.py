@@ -11,10 +11,9 @@ from torch import Tensor
 from normcheck.cases.case import Case
 from normcheck.cases.data_kinds import ANGLE_VALUES, modulation, residual_gate, weights
 from normcheck.cases.guard_bands import placed
-from normcheck.cases.layouts import shift_of
 from normcheck.cases.op import Op
 from normcheck.cases.rng import hashed, normal, uniform
-from normcheck.cases.strides import angle_stride
+from normcheck.cases.strides import angle_stride, shift_of
 from normcheck.cases.tensor_names import COS, K_WEIGHT, Q_WEIGHT, SIN
 
 SLAB_ELEMENTS = 1 << 22
@@ -53,7 +52,7 @@ def heads_unfilled(case: Case, dtype: torch.dtype, device: str) -> dict[str, Ten
     of_tokens = (case.M, heads.pairs), (angle_stride(case), 1)
     places = dict.fromkeys((Q_WEIGHT, K_WEIGHT), ((heads.columns,), (1,))) | dict.fromkeys((COS, SIN), of_tokens)
     return {
-        name: placed(shape, stride, dtype, device, shift=shift_of(case.layout, case.N, name, dtype.itemsize))
+        name: placed(shape, stride, dtype, device, shift=shift_of(case, name, dtype.itemsize))
         for name, (shape, stride) in places.items()
     }
 

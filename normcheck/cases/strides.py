@@ -1,4 +1,4 @@
-"""How far apart the rows, or the samples, of each tensor of a case lie.
+"""How far apart the rows, or the samples, of each tensor of a case lie, and how far from an aligned address it begins.
 
 A kernel may take the strides of one tensor for those of another. So by turns of the seed one of them alone lies apart,
 or each at a distance of its own.
@@ -6,6 +6,7 @@ or each at a distance of its own.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping
 
 from normcheck.cases.case import Case
@@ -29,6 +30,26 @@ def read_by_forward(case: Case) -> tuple[str, ...]:
 def cotangents(case: Case) -> tuple[str, ...]:
     """The gradients that a backward of a case gets, dy first."""
     return "dy", *["dresidual_out"] * OPS[case.op].adds_residual
+
+
+def misaligned_alone(case: Case) -> str:
+    """The tensor with rows that alone is misaligned in a misaligned case; "all", "but x" or "parameters" if others are.
+
+    Which are hangs on N alone, for which a kernel on a GPU is compiled anyway.
+    """
+    turns = "all", "but x", "parameters", *read_by_forward(case), *cotangents(case)
+    return random.Random(f"misaligned {case.N}").choice(turns)
+
+
+def shift_of(case: Case, name: str, size: int) -> int:
+    """How many elements, of ``size`` bytes, a tensor begins behind an aligned address: one, or 8 bytes. A kernel may
+    look at the address of one tensor and take another's for granted.
+    """
+    if case.layout != "misaligned":
+        return 0
+    alone, of_rows = misaligned_alone(case), (*read_by_forward(case), *cotangents(case))
+    together = {"all": True, "but x": name != "x", "parameters": name not in of_rows}
+    return (1 if case.N % 3 else 8 // size) * together.get(alone, name == alone)
 
 
 def apart(case: Case) -> Mapping[str, int]:
