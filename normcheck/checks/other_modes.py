@@ -1,4 +1,4 @@
-"""Probe for what a kernel does in another mode of torch: without gradients, as where it serves, with frozen parameters,
+"""Probe for what a kernel does in another mode of torch: without gradients, as where it serves, with some inputs frozen,
 with several threads. It may take another way then.
 
 What that way returns need not have the bits of the usual one. It must be within its bounds, and inputs as they were.
@@ -11,7 +11,8 @@ from torch import Tensor
 from normcheck.cases import guard_bands
 from normcheck.cases.case import Case
 from normcheck.cases.op import Op
-from normcheck.cases.tensor_names import OF_PARAMETERS
+from normcheck.cases.strides import read_by_forward
+from normcheck.cases.tensor_names import BY_NAME
 from normcheck.checks.contract import Problem, usable_gradients, usable_outputs
 from normcheck.checks.observe import Seen, Started, by_autograd, start, strays, written
 from normcheck.checks.refusal import refusal
@@ -20,7 +21,7 @@ from normcheck.errors import Broken, UnsupportedCase
 from normcheck.impls.implementation import Implementation
 from normcheck.result import CONTEXT
 from normcheck.runner.arena import Surroundings
-from normcheck.runner.run import FROZEN, SERVING, THREE_THREADS
+from normcheck.runner.run import FROZEN, SERVING, THREE_THREADS, UNWANTED
 from normcheck.runner.session import session_of
 
 _OF_A_GRAPH = (*SERVING, *SERVING, FROZEN, THREE_THREADS)
@@ -29,7 +30,7 @@ _WITHOUT_A_GRAPH = (SERVING[0], *[""] * 6, THREE_THREADS)
 
 _SPREAD = 2654435761  # of Knuth: a layout may have each eighth seed
 
-_CONTEXTS = {FROZEN: "frozen", THREE_THREADS: "threads"}
+_CONTEXTS = {**dict.fromkeys(UNWANTED, "frozen"), THREE_THREADS: "threads"}
 """Mode -> the context that has it; of the others it is "inference"."""
 
 
@@ -38,9 +39,19 @@ def mode_of(implementation: Implementation, op: Op, case: Case, device: str) -> 
     if case.huge or session_of(implementation).graphs:
         return ""
     modes = _OF_A_GRAPH if implementation.backward is None and not op.quantises else _WITHOUT_A_GRAPH
-    mode = modes[(case.seed * _SPREAD >> 16) % len(modes)]
-    is_idle = device != "cpu" if mode == THREE_THREADS else mode == FROZEN and not (case.weight or case.bias)
-    return modes[0] if is_idle else mode
+    spread = case.seed * _SPREAD >> 16
+    mode = modes[spread % len(modes)]
+    if mode != FROZEN:
+        return modes[0] if mode == THREE_THREADS and device != "cpu" else mode
+    frozen = [own for own in UNWANTED if any(name in _leaves(case) for name in UNWANTED[own])]
+    frozen = [own for own in frozen if set(_leaves(case)).difference(UNWANTED[own])]
+    return frozen[spread // len(modes) % len(frozen)] if frozen else modes[0]
+
+
+def _leaves(case: Case) -> tuple[str, ...]:
+    """The gradients that a graph of a case has."""
+    of_data = ("dx", *(BY_NAME[name] for name in read_by_forward(case)[1:]))
+    return *of_data, *["dw"] * case.weight, *["db"] * case.bias
 
 
 def wrong_in(mode: str, subject: Subject) -> Problem | None:
@@ -67,7 +78,7 @@ def _wrong(subject: Subject, started: Started, mode: str) -> tuple[str, str]:
     by_graph = mode not in SERVING and subject.implementation.backward is None
     if by_graph and first.gradients and not unusable:
         returned, refused = by_autograd(case, forward, started.given)
-        missing = [name for name in first.gradients if name not in (*returned, *OF_PARAMETERS)]
+        missing = [name for name in first.gradients if name not in (*returned, *UNWANTED.get(mode, ()))]
         for name in missing if not refused else ():
             return name, f"{name} is missing"
         gradients, unusable = usable_gradients(started.given, {**first.gradients, **returned}, by_graph=True)

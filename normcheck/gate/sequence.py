@@ -38,6 +38,9 @@ ROWS_EVERY = 8
 
 _MEMORY_EVERY = 2
 
+_DEEP_SHARE = 1 / 8
+"""A large case is probed if that is expected to take no more than this share of the time that is left."""
+
 
 @dataclass(frozen=True)
 class Asked:
@@ -88,10 +91,12 @@ class Sequence:
         is_cut = self._plan.is_limited or self.number + 1 >= most
         self._rest = self._after()
         while (following := self._following()) is not None:
-            self.number += 1
-            is_over = self.number >= most and (is_cut or following.upcoming is not None)
-            if is_over or self.seconds_left < 0:
+            is_drawn, is_late = following.upcoming is not None, self.seconds_left < 0
+            if (self.number + 1 >= most and (is_cut or is_drawn)) or (is_late and is_drawn):
                 return
+            if is_late and not following.is_large:
+                continue
+            self.number += 1
             if self.number % shards == shard - 1:
                 yield Asked(self._planned(following), is_large=following.is_large, upcoming=following.upcoming)
 
@@ -109,9 +114,9 @@ class Sequence:
         return [Planned(each.case, _probe(number)) for number, each in numbered if not each.is_large]
 
     def _planned(self, following: _After) -> Planned:
-        """A case after the core as deep as its number says, but a large one no deeper than its share of the time."""
+        """A case after the core as deep as its number says, but a large one once if more takes long."""
         planned = Planned(following.case, _probe(self.number))
-        is_slow = following.is_large and self._core.prices.own.runs_of_large(planned) > self._share_left
+        is_slow = following.is_large and self._core.prices.own.runs_of_large(planned) > _DEEP_SHARE * self.seconds_left
         return replace(planned, probe=Depth.REASON) if is_slow else planned
 
     def _following(self) -> _After | None:
@@ -167,11 +172,11 @@ class Sequence:
             yield case, False
         for case in rows_between(claims, self._seed):
             yield case, not case.small
-        for case in many(claims, self._seed, "strided") if claims.layouts[0] != "strided" else ():
-            yield case, True
         for case in extreme(claims, self._seed) if on_gpu and profile.powers else ():
             yield case, True
         for case in large(claims, self._plan.device, profile.large_times if on_gpu else 1, self._seed):
+            yield case, True
+        for case in many(claims, self._seed, "strided") if claims.layouts[0] != "strided" else ():
             yield case, True
 
 

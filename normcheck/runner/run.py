@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases.case import Case
-from normcheck.cases.inputs import Inputs
+from normcheck.cases.inputs import GRADIENT_OF, Inputs
 from normcheck.cases.ops import OPS
 from normcheck.cases.tensor_names import OF_PARAMETERS
 from normcheck.contexts.perform import Performed
@@ -30,6 +30,11 @@ T = TypeVar("T")
 
 FROZEN, THREE_THREADS = "with frozen parameters", "with 3 torch threads"
 """The mode of fine-tuning, in which no gradient of weight and bias is wanted; and one of a CPU of several cores."""
+
+UNWANTED: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {FROZEN: OF_PARAMETERS} | {f"with no gradient of {name}": (g,) for g, name in GRADIENT_OF.items() if g != "dw"}
+)
+"""Modes in which some gradients are not wanted -> which."""
 
 SERVING = ("under torch.no_grad()", "under torch.inference_mode()")
 """The modes in which engines serve, and no gradient is wanted."""
@@ -79,8 +84,8 @@ class Run(Protocol):
     """The calls of one run. They share an arena, and the plain values that the first forward returned."""
 
     def forward(self, case: Case, inputs: Inputs, *, others_first: bool = False, mode: str = "") -> Pending[Forward]:
-        """Ask for a forward. ``others_first``: gradients through y are wanted only after other calls; ``mode``: FROZEN,
-        THREE_THREADS or one of SERVING, "" for the usual one.
+        """Ask for a forward. ``others_first``: gradients through y are wanted only after other calls; ``mode``: one of
+        UNWANTED or SERVING, or THREE_THREADS, "" for the usual one.
         """
         ...
 
@@ -118,8 +123,7 @@ class LocalRun:
                 outputs = call.forward(self._implementation, case, inputs, self._arena)
             plain = {name: t.clone() if t.is_inference() else t for name, t in outputs.items()}  # one may write to it
             return Forward(plain, lambda cotangents: {})
-        of_data = [name for name in inputs.leaves if name not in OF_PARAMETERS]
-        leaves = call.differentiable(inputs, of_data if mode == FROZEN else None)
+        leaves = call.differentiable(inputs, inputs.leaves.keys() - UNWANTED.get(mode, ()))
         with surrounding():
             outputs = call.forward(self._implementation, case, leaves, self._arena)
 
