@@ -1,5 +1,5 @@
-"""Probe for what a kernel does in another mode of torch: without gradients, as where it serves, with some inputs frozen,
-with several threads. It may take another way then.
+"""Probe for what a kernel does in another mode of torch: without gradients, as where it serves, with some inputs
+frozen, with several threads. It may take another way then.
 
 What that way returns need not have the bits of the usual one. It must be within its bounds, and inputs as they were.
 """

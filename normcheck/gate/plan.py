@@ -105,7 +105,7 @@ _DEEP: Mapping[str, Any] = {"large_times": 25, "powers": (31, 32), "sanitizer": 
 PROFILES = {
     profile.name: profile
     for profile in (
-        Profile("quick", 400, 4.0, _QUICK, 60.0, _QUICK_DEAR),
+        Profile("quick", 400, 5.0, _QUICK, 60.0, _QUICK_DEAR),
         Profile("ci", 1500, 45.0, _CI, 300.0, _CI_DEAR, large_times=4, powers=(31,), explain_seconds=40.0),
         Profile("deep", 20000, 900.0, _CI, 1800.0, _DEEP_DEAR, **_DEEP),
         Profile("soak", 1000, 20.0, _QUICK, 60.0, replace(_QUICK_DEAR, run_seconds=math.inf)),

@@ -155,7 +155,11 @@ class FrozenData(Right):
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
         dx, dw, _ = Right.backward(ctx, dy)
-        return dx, dw if ctx.needs_input_grad[0] or dw is None else dw * (torch.arange(len(dw)) < len(dw) // 8 * 8), None
+        return (
+            dx,
+            dw if ctx.needs_input_grad[0] or dw is None else dw * (torch.arange(len(dw)) < len(dw) // 8 * 8),
+            None,
+        )
 
 
 def test_a_fault_of_a_frozen_x_is_one_of_that_context() -> None:
