@@ -131,7 +131,7 @@ class Finding:
     ``output``: y, mean, rstd, bitmask, dx, dw or db, or "" if the fault is not about one output. ``check``: which of
     the checks of this output failed, in words ("end to end", "among other rows"). ``actual`` to
     ``ratio`` describe the worst element, at ``index``: ``error`` and ``bound`` are absolute, ``ratio`` is error / bound
-    (above 1 is wrong). ``max_ulp``: the largest error in units in the last place of the output's dtype. ``terms``: the
+    (above 1 is wrong). ``max_ulp``: this error in units in the last place of the output's dtype. ``terms``: the
     parts of the bound at the worst element, largest first. ``also``: other wrong outputs of the same case. ``line``:
     the innermost line of the traceback in the file that defines the implementation, or of a wrong gradient the line of
     its backward in that file. ``cause``: the error in the kernel

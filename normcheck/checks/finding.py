@@ -297,7 +297,7 @@ def mismatch(first: Checked, case: Case, reproduce: str) -> Finding:
         error=worst.error,
         bound=worst.bound if worst.bound > NO_ROOM else 0.0,
         ratio=c.ratio,
-        max_ulp=c.max_ulp,
+        max_ulp=worst.ulps,
         mismatched=mismatched,
         numel=c.numel,
         terms=tuple(Term(name=name, value=value) for name, value in worst.terms),

@@ -38,12 +38,15 @@ class Expectation:
 
 @dataclass(frozen=True, slots=True)
 class Element:
-    """The worst element of a comparison, as plain numbers. ``terms``: the parts of its bound, if it is wrong."""
+    """The worst element of a comparison, as plain numbers. ``ulps``: its error in units in the last place there;
+    ``terms``: the parts of its bound, if it is wrong.
+    """
 
     index: tuple[int, ...]
     actual: float
     expected: float
     error: float
+    ulps: float
     bound: float
     terms: tuple[tuple[str, float], ...]
 
@@ -183,13 +186,16 @@ def _element(at: int, got: Tensor, error: Tensor, held: Expectation, failed: boo
     else:
         row, column = divmod(at, got.shape[1])
         index = (row + held.first, column)
+    expected = held.expected.flatten()[at : at + 1]
+    size = abs(float(error.flatten()[at]))
     parts: Mapping[str, Tensor] = bound.terms() if failed else {}
     terms = ((name, float(term.expand_as(got).flatten()[at])) for name, term in parts.items())
     return Element(
         index=index,
         actual=float(got.flatten()[at]),
-        expected=float(held.expected.flatten()[at]),
-        error=abs(float(error.flatten()[at])),
+        expected=float(expected),
+        error=size,
+        ulps=size / (2 * float(half_ulp(expected.abs(), held.fmt))),
         bound=float(limit),
         terms=tuple(sorted(((n, t) for n, t in terms if t > 0), key=lambda part: -part[1])),
     )

@@ -130,4 +130,5 @@ def _bit_comparison(judge: Judge, t: Truth, got: Tensor, doubt: Tensor, first: i
     expected = reference.bits(t.forward.z, judge.options).double()
     held = Expectation("bitmask", END_TO_END, first, expected, bound, FORMATS["fp32"])
     result = compared(judge, got.double(), held, finite=False)
-    return replace(result, max_ulp=result.max_abs)  # an ulp of a bit is the bit itself
+    worst = result.worst and replace(result.worst, ulps=result.worst.error)
+    return replace(result, max_ulp=result.max_abs, worst=worst)  # an ulp of a bit is the bit itself

@@ -362,5 +362,5 @@ def _comparison(actual: Tensor, expected: Tensor, wrong: Tensor) -> Comparison:
         max_abs=0.0,
         non_finite=not math.isfinite(got),
         wrong=wrong,
-        worst=Element(index, got, right, math.nan, 0.0, ()),
+        worst=Element(index, got, right, math.nan, math.nan, 0.0, ()),
     )

@@ -137,7 +137,7 @@ def test_a_mask_of_bools_has_bytes_too() -> None:
 
 def test_without_the_mask_itself() -> None:
     """A recorded run is judged without what the kernel returned: what z says is told all the same."""
-    worst = Element((3, 10), 1.0, 0.0, 1.0, 0.0, ())
+    worst = Element((3, 10), 1.0, 0.0, 1.0, 1.0, 0.0, ())
     told = bit_diff(OP, parsed(LINE), table().model, None, worst, "cpu")
     assert told.startswith("z at [3, 10] is ")
     assert "\n" not in told

@@ -335,3 +335,12 @@ def test_a_judge_and_its_tensors_are_freed_without_the_garbage_collector(op: str
         assert truth() is None
     finally:
         gc.enable()
+
+
+def test_the_ulps_of_the_worst_element_are_its_own() -> None:
+    """A report said 268 ulp of an error of 1.3: those of another element, next to 0."""
+    expected, off = (torch.tensor([row], dtype=torch.float64) for row in ([1.0, 2.0**-20], [2.0**-9, 2.0**-13]))
+    bound = Bound(torch.tensor([[2.0**-12, 1.0]], dtype=torch.float64), None, dict)
+    result = compare(expected + off, held(expected, bound, FP16))
+    assert result.worst is not None
+    assert (result.worst.index, result.worst.ulps, result.max_ulp) == ((0, 0), 2.0, 2.0**11)
