@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from normcheck.cases.goals import Extent
+from normcheck.cases.sizes import Extent
 from normcheck.gate import unchanged, workers
 from normcheck.gate.plan import PROFILES
 from tests.command_line import Cli, KernelFile, normcheck

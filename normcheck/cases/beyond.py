@@ -15,8 +15,8 @@ from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import weight_kinds
-from normcheck.cases.goals import Extent
 from normcheck.cases.layouts import CHANNELS_LAST, HEADS, ROWS_APART, STRIDED
+from normcheck.cases.sizes import Extent
 from normcheck.cases.split import GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS
 from normcheck.cases.strides import misaligned_alone
 

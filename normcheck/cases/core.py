@@ -11,9 +11,10 @@ from itertools import count
 
 from normcheck.cases.claims import Claims
 from normcheck.cases.design import Design
-from normcheck.cases.goals import Extent, Goals, goals
+from normcheck.cases.goals import Goals, goals
 from normcheck.cases.opening import BATCHES, LONG_ROWS, opening
 from normcheck.cases.planned import Planned
+from normcheck.cases.sizes import Extent
 
 
 def core(claims: Claims, extent: Extent, seed: int, *, done: Goals = frozenset(), used: int = 0) -> tuple[Planned, ...]:

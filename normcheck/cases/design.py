@@ -10,25 +10,17 @@ from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
-from normcheck.cases.axes import (
-    OF_WEIGHT,
-    ORDINARY,
-    PAIRS,
-    Value,
-    covered,
-    row_class,
-)
+from normcheck.cases.axes import OF_WEIGHT, ORDINARY, PAIRS, Value, covered, row_class
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import REFUSABLE, Claims
-from normcheck.cases.core_sizes import CoreSizes
 from normcheck.cases.depth import Depth
-from normcheck.cases.goals import Extent, Goals, axes_of, goals, sizes_of
+from normcheck.cases.goals import Goals, axes_of, goals
 from normcheck.cases.layouts import EXPANDED, HEADS, OF_WEIGHTS
-from normcheck.cases.missing import Missing
+from normcheck.cases.missing import Missing, Worth
 from normcheck.cases.opening import BATCHES, LONG_ROWS, NEUTRAL, opening
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned, Size, covers, gap_at, gap_of, goals_of
-from normcheck.cases.worth import Worth
+from normcheck.cases.sizes import Extent, sizes_of
 
 ALL_OPENED = 1000
 """A value of ``used`` above the number of cases that open any core."""
@@ -52,8 +44,8 @@ class Design:
         self, claims: Claims, extent: Extent, seed: int, done: Goals, used: int, *, steady: bool = False
     ) -> None:
         self._claims, self._extent, self._seed, self._used, self._steady = claims, extent, seed, used, steady
-        self.sizes = CoreSizes(claims, sizes_of(claims, extent, seed), seed)
-        self.axes = axes_of(claims, self.sizes.sizes)
+        self.sizes = sizes_of(claims, extent, seed)
+        self.axes = axes_of(self.sizes)
         self._missing = Missing(set(goals(claims, extent, seed)) - done)
         self.candidates = self.sizes.candidates
         self._cheapest_first = sorted(self.candidates, key=lambda size: size.cost if size.M > 1 else size.cost + 50)
@@ -95,11 +87,6 @@ class Design:
         self._missing.covered(new)
         self._worth.covered(new)
         return planned
-
-    def lacks(self, size: Size, special: str) -> bool:
-        """Whether a case of this size with this special value covers a goal that is left."""
-        pairs = ((number, size.axes[axis], special) for axis, number in _WITH_SPECIAL)
-        return ("special", special) in self.left or any(pair in self.left for pair in pairs)
 
     def _next(self) -> Planned | None:
         """The next case, None if no case covers a goal that is left."""
@@ -217,7 +204,6 @@ class Design:
         return Depth.MEMORY if size.M <= _MOST_RERUN_ROWS else Depth.REASON
 
 
-_WITH_SPECIAL = [(one, number) for number, (one, other) in enumerate(PAIRS) if other == "special"]
 _WITH_PROBE = [(number, one) for number, (one, other) in enumerate(PAIRS) if other == "probe"]
 _M_WITH_PROBE = PAIRS.index(("m", "probe"))
 _MOST_REORDERED_ROWS, _MOST_RERUN_ROWS = 20, 40
@@ -238,21 +224,7 @@ def _expanded(axis: str, value: Any, rows: int) -> tuple[Any, ...]:
 
 
 def _case(claims: Claims, size: Size, values: Mapping[str, Any], seed: int) -> Case:
-    layout = values["layout"]
-    return Case(
-        op=claims.op.name,
-        dtype=claims.dtype,
-        M=size.M,
-        N=size.N,
-        eps=values["eps"],
-        rows=values["rows"],
-        dy="normal" if layout in EXPANDED else values["dy"],
-        layout=layout,
-        seed=seed,
-        weights=values["weights"],
-        weight_dtype=values["weight_dtype"],
-        bias=values["bias"],
-        gap=values["gap"],
-        options=claims.op.clips(values.get("clips", ())),
-        **{axis: values[axis] for axis in _OF_SOME_OPS if axis in values},
-    )
+    own = {axis: value for axis, value in values.items() if axis not in ("weight", "clips", "probe")}
+    own |= {"dy": "normal"} if own["layout"] in EXPANDED else {}
+    options = claims.op.clips(values.get("clips", ()))
+    return Case(op=claims.op.name, dtype=claims.dtype, M=size.M, N=size.N, options=options, seed=seed, **own)

@@ -17,13 +17,8 @@ BATCHES = ((1, 1024), (255, 1024), (256, 1024), (257, 1024), (1024, 256), (4096,
 LONG_ROWS = (2, 53248)
 """M and N of rows that are longer than many a kernel holds at once, yet cost a CPU little."""
 
-NEUTRAL: Mapping[str, Any] = {
-    "layout": "contiguous",
-    "weight_dtype": "same",
-    "dy": "normal",
-    "eps": 1e-5,
-    "weights": "normal",
-}
+_PACKED: Mapping[str, Any] = {"layout": "contiguous", "eps": 1e-5}
+NEUTRAL: Mapping[str, Any] = {**_PACKED, "weight_dtype": "same", "dy": "normal", "weights": "normal"}
 
 _OF_HEADS = ((20, 128, 0), (5, 64, 0), (3, 256, 0), (1, 128, 8), (24, 64, 64), (6, 512, 8), (14, 128, 0))
 """M, N and gap of the first cases of heads: tokens of several heads, of one, a single token, a single head, gaps."""
@@ -31,11 +26,7 @@ _OF_HEADS = ((20, 128, 0), (5, 64, 0), (3, 256, 0), (1, 128, 8), (24, 64, 64), (
 
 def opening(claims: Claims) -> Iterator[tuple[int, int, str, Mapping[str, Any]]]:
     """M, N, rows and other fixed values of the cases that open a core: they find the most faults for their cost."""
-    plain = {
-        "layout": "contiguous",
-        "eps": NEUTRAL["eps"],
-        "probe": Depth.MEMORY,
-    }  # what these build, a new size builds
+    plain = {**_PACKED, "probe": Depth.MEMORY}  # what these build, a new size builds
     yield 5, 7, "normal", {**NEUTRAL, **plain}
     yield 20, 24, "blend", plain
     yield 2, 1536, "tail", plain

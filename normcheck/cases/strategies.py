@@ -6,7 +6,7 @@ tensor elements: that is fast, and a failure shrinks to a small M and N.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -20,8 +20,6 @@ from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.data_kinds import ROW_KINDS, dy_kinds, weight_kinds
 from normcheck.cases.layouts import HEADS, STRIDED, head_size_near
-from normcheck.cases.op import Op
-from normcheck.cases.ops import OPS
 from normcheck.cases.tensor_names import GROUPS, RESIDUAL, SCALE
 
 T = TypeVar("T")
@@ -42,86 +40,82 @@ _ALWAYS_DRAWN = (RESIDUAL, SCALE)
 ORIGINAL_WEIGHT = 3
 """How often a failing case's own value is listed among simpler ones when a smaller case is searched."""
 
+Values = tuple[Mapping[str, Any], ...]
+"""What one field of a case, or several together, may be, simplest first."""
+
 
 @dataclass(frozen=True)
 class Choices:
-    """The values that the fields of a drawn case may have, simplest first."""
+    """The values that the fields of a drawn case may have. ``shapes``: M and N together; if there are none, they come
+    from ``m`` and ``n``, and M is cut to one of ``elements``. ``kinds``: those of all other fields but the seed, which
+    is 0 to ``seeds``.
+    """
 
     op: str
     dtype: str
-    shapes: tuple[tuple[int, int], ...]  # (M, N) together; if empty, they come from m and n
+    shapes: tuple[tuple[int, int], ...]
     m: tuple[int, ...]
     n: tuple[int, ...]
     elements: tuple[int, ...]
-    rows: tuple[str, ...]
-    dy: tuple[str, ...]
-    parameters: tuple[tuple[str, str, bool], ...]  # weights, weight_dtype, bias
-    eps: tuple[float, ...]
-    clips: tuple[tuple[float, float], ...]
-    layout: tuple[tuple[str, int], ...]  # name, gap
-    own: tuple[tuple[Mapping[str, Any], ...], ...]  # for each input by name, values of its axes, together
+    kinds: tuple[Values, ...]
     seeds: int
 
 
 def choices(claims: Claims, *, seeds: int = 999) -> Choices:
     """Every value that these claims admit; seeds are 0 to ``seeds``."""
-    own = claims.values("layout")
-    layout = [(name, 0) for name in own if name not in (*STRIDED, HEADS)]
-    layout += [(name, gap) for gap in GAPS for name in own if name in STRIDED]
-    layout += [(HEADS, gap) for gap in HEAD_GAPS if HEADS in own]
-    weight_dtypes, biases, weight = claims.values("weight_dtype"), claims.values("bias"), claims.values("weight")
-    kinds = weight_kinds(claims.op)
-    parameters = [(w, d, b) for d in weight_dtypes for w in kinds for b in biases if True in weight]
+    op, own, weight = claims.op, claims.values("layout"), claims.values("weight")
+    layouts = [(name, 0) for name in own if name not in (*STRIDED, HEADS)]
+    layouts += [(name, gap) for gap in GAPS for name in own if name in STRIDED]
+    layouts += [(HEADS, gap) for gap in HEAD_GAPS if HEADS in own]
+    layouts = [*[layouts[0]] * 4, *layouts, *[("rank3", 0)] * 2 * ("rank3" in own)]
+    of_weights = product(claims.values("weight_dtype"), weight_kinds(op), claims.values("bias"))
+    parameters = [(NO_WEIGHT, "same", bias) for bias in claims.lone_biases if False in weight]
+    parameters += [(kind, dtype, bias) for dtype, kind, bias in of_weights if True in weight]
+    by_name = (*_ALWAYS_DRAWN, *(name for name in op.by_name if name not in _ALWAYS_DRAWN), *[GROUPS] * op.grouped)
+    of_inputs = [op.axes_of(name)[::-1] for name in by_name]
     return Choices(
-        op=claims.op.name,
+        op=op.name,
         dtype=claims.dtype,
         shapes=tuple(s for s in claims.shapes if claims.admits("M", s[0]) and claims.admits("N", s[1])),
         m=tuple(m for m in SIZES_M if claims.admits("M", m)),
         n=tuple(n for n in (*SIZES_N, *claims.multiples) if claims.admits("N", n)),
         elements=ELEMENTS,
-        rows=ROW_KINDS,
-        dy=dy_kinds(claims.op, claims.dtype),
-        parameters=(*[(NO_WEIGHT, "same", b) for b in claims.lone_biases if False in weight], *parameters),
-        eps=claims.epsilons or EPS,
-        clips=CLIPS if claims.op.clamped else (),
-        layout=(*[layout[0]] * 4, *layout, *[("rank3", 0)] * 2 * ("rank3" in own)),
-        own=tuple(_of_input(claims, name) for name in (*_ALWAYS_DRAWN, *_others(claims.op))),
+        kinds=(
+            _together(("rows",), zip(ROW_KINDS)),
+            _together(("dy",), zip(dy_kinds(op, claims.dtype))),
+            _together(("eps",), zip(claims.epsilons or EPS)),
+            _together(("weights", "weight_dtype", "bias"), parameters),
+            _together(("layout", "gap"), layouts),
+            _together(("options",), zip(map(op.clips, CLIPS if op.clamped else ((),)))),
+            *(_together(axes, product(*(claims.own[axis] for axis in axes))) for axes in of_inputs),
+        ),
         seeds=seeds,
     )
 
 
-def within(all_: Choices, case: Case) -> Choices:
+def _together(axes: Sequence[str], values: Iterable[tuple[Any, ...]]) -> Values:
+    return tuple(dict(zip(axes, own, strict=True)) for own in values)
+
+
+def within(every: Choices, case: Case) -> Choices:
     """The choices at most as complex as the values of ``case``, with those values ORIGINAL_WEIGHT times."""
-    clips = tuple(v for _, v in case.options)
     return replace(
-        all_,
-        shapes=tuple(s for s in all_.shapes if s[0] <= case.M and s[1] <= case.N),
-        m=(*(m for m in all_.m if m < case.M), *[case.M] * ORIGINAL_WEIGHT),
-        n=(*sorted(n for n in all_.n if n < case.N), *[case.N] * ORIGINAL_WEIGHT),
+        every,
+        shapes=tuple(s for s in every.shapes if s[0] <= case.M and s[1] <= case.N),
+        m=(*(m for m in every.m if m < case.M), *[case.M] * ORIGINAL_WEIGHT),
+        n=(*sorted(n for n in every.n if n < case.N), *[case.N] * ORIGINAL_WEIGHT),
         elements=(case.M * case.N,),
-        rows=_up_to(all_.rows, case.rows),
-        dy=_up_to(all_.dy, case.dy),
-        parameters=_up_to(all_.parameters, (case.weights, case.weight_dtype, case.bias)),
-        eps=_up_to(all_.eps, case.eps),
-        clips=_up_to(all_.clips, (clips[0], clips[1])) if clips else (),
-        layout=_up_to(all_.layout, (case.layout, case.gap)),
-        own=tuple(_up_to(values, {axis: getattr(case, axis) for axis in values[0]}) for values in all_.own),
+        kinds=tuple(_up_to(values, own_of(case, values)) for values in every.kinds),
         seeds=case.seed,
     )
 
 
-def _others(op: Op) -> tuple[str, ...]:
-    """What else of an op has axes of its own."""
-    return (*(name for name in op.by_name if name not in _ALWAYS_DRAWN), *[GROUPS] * op.grouped)
+def own_of(case: Case, values: Values) -> Mapping[str, Any]:
+    """What a case has of the fields of which these are values."""
+    return {axis: getattr(case, axis) for axis in values[0]}
 
 
-def _of_input(claims: Claims, name: str) -> tuple[Mapping[str, Any], ...]:
-    """The values of the axes of an input by name, together; ({},) if the op has no such input."""
-    axes = claims.op.axes_of(name)[::-1]
-    return tuple(dict(zip(axes, values, strict=True)) for values in product(*(claims.own[axis] for axis in axes)))
-
-
-def _up_to(values: tuple[T, ...], own: T) -> tuple[T, ...]:
+def _up_to(values: Values, own: Mapping[str, Any]) -> Values:
     before = values[: values.index(own)] if own in values else values[:1]
     return (*before, *[own] * ORIGINAL_WEIGHT)
 
@@ -132,7 +126,7 @@ def cases(c: Choices) -> st.SearchStrategy[Case]:
     It is one tuple of strategies, which draws in two thirds of the time of a composite.
     """
     shapes = st.sampled_from(c.shapes) if c.shapes else st.tuples(st.sampled_from(c.m), st.sampled_from(c.n))
-    drawn = st.tuples(shapes, *(st.sampled_from(values) for values in _fields(c)), st.integers(0, c.seeds))
+    drawn = st.tuples(shapes, *map(st.sampled_from, (c.elements, *c.kinds)), st.integers(0, c.seeds))
     return drawn.map(partial(_case, c))
 
 
@@ -150,33 +144,13 @@ def endless(c: Choices, seed: int) -> Iterator[Case]:
 
     while True:
         shape = one_of(c.shapes) if c.shapes else (one_of(c.m), one_of(c.n))
-        yield _case(c, (shape, *map(one_of, _fields(c)), one_of(range(c.seeds + 1))))
-
-
-def _fields(c: Choices) -> tuple[Sequence[Any], ...]:
-    """The values of each field between the shape and the seed."""
-    several = (c.elements, c.rows, c.dy, c.eps, c.parameters, c.layout)
-    return (*several, c.clips or ((),), *c.own)
+        yield _case(c, (shape, *map(one_of, (c.elements, *c.kinds)), one_of(range(c.seeds + 1))))
 
 
 def _case(c: Choices, drawn: tuple[Any, ...]) -> Case:
-    (m, n), elements, rows, dy, eps, (weights, weight_dtype, bias), (layout, gap), clips, *own, seed = drawn
-    if layout == HEADS and not c.shapes:
+    (m, n), elements, *kinds, seed = drawn
+    values = {axis: value for own in kinds for axis, value in own.items()}
+    if values["layout"] == HEADS and not c.shapes:
         n = head_size_near(n)
-    return Case(
-        op=c.op,
-        dtype=c.dtype,
-        M=m if c.shapes else min(m, max(1, elements // n)),
-        N=n,
-        rows=rows,
-        dy=dy,
-        eps=eps,
-        weights=weights,
-        weight_dtype=weight_dtype,
-        bias=bias,
-        layout=layout,
-        gap=gap,
-        options=OPS[c.op].clips(clips),
-        seed=seed,
-        **{axis: value for values in own for axis, value in values.items()},
-    )
+    rows = m if c.shapes else min(m, max(1, elements // n))
+    return Case(op=c.op, dtype=c.dtype, M=rows, N=n, seed=seed, **values)

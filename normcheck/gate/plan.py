@@ -13,9 +13,9 @@ from normcheck.cases.case import Case
 from normcheck.cases.claims import weight_layout
 from normcheck.cases.declared import WEIGHT_LAYOUTS
 from normcheck.cases.dtypes import DTYPES
-from normcheck.cases.goals import Extent
 from normcheck.cases.layouts import HEADS, RANK4, TRAILING
 from normcheck.cases.ops import OPS
+from normcheck.cases.sizes import Extent
 from normcheck.checks.cell import Cell
 from normcheck.contexts.catalogue import contexts_on
 from normcheck.errors import UsageError, shown
@@ -25,7 +25,7 @@ from normcheck.gate.requirements import EVERY_CELL, requirement
 from normcheck.impls import discovery
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.judging import FUSED
-from normcheck.planner.limits import Limits
+from normcheck.planner.must import Limits
 from normcheck.planner.planner import Planner
 from normcheck.result import CellKey
 from normcheck.runner.session import FIRST_CALLS

@@ -22,7 +22,7 @@ from hypothesis.strategies import SearchStrategy
 from normcheck.cases.case import Case
 from normcheck.cases.depth import Depth
 from normcheck.cases.layouts import HEADS
-from normcheck.cases.strategies import Choices, cases, choices, within
+from normcheck.cases.strategies import Choices, cases, choices, own_of, within
 from normcheck.checks.ask import UNPROBED, Ask
 from normcheck.checks.attempt import died, run_alone, run_case, timed_out
 from normcheck.checks.cell import Cell
@@ -74,14 +74,7 @@ def seed_of(cell: Cell, seed: int) -> int:
 
 def _size(case: Case, every: Choices) -> tuple[int, ...]:
     """How simple a case is: fewer elements first, then simpler kinds."""
-    kinds = (
-        _rank(every.rows, case.rows),
-        _rank(every.dy, case.dy),
-        _rank(every.parameters, (case.weights, case.weight_dtype, case.bias)),
-        _rank(every.layout, (case.layout, case.gap)),
-        *(_rank(values, {axis: getattr(case, axis) for axis in values[0]}) for values in every.own),
-        _rank(every.eps, case.eps),
-    )
+    kinds = [_rank(values, own_of(case, values)) for values in every.kinds]
     return (case.M * case.N, sum(kinds), *kinds, case.seed)
 
 

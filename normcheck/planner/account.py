@@ -5,12 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from normcheck.cases.claims import Claims
-from normcheck.cases.goals import Extent, sizes_of
 from normcheck.cases.missed import in_words
-from normcheck.planner.affordable import left_out
-from normcheck.planner.limits import Limits
-from normcheck.planner.must import Must
-from normcheck.planner.plain import Plain
+from normcheck.cases.sizes import Extent, sizes_of
+from normcheck.planner.must import Limits, Must
+from normcheck.planner.plain import Plain, left_out
 from normcheck.planner.prices import Prices
 from normcheck.planner.record import Record
 from normcheck.planner.refusals import Refusals

@@ -1,8 +1,11 @@
-"""What a pass needs if building is dear: a floor, which is never cut, and a tail, which is cut from its end."""
+"""What a pass needs if building is dear: a floor, which is never cut, and a tail, which is cut from its end; and what
+time and cases there are for it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,9 +15,29 @@ from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
 from normcheck.cases.parameters import PARAMETERS
 from normcheck.cases.planned import Planned, goals_of
-from normcheck.planner.limits import Limits
 from normcheck.planner.own import RUNS
 from normcheck.planner.prices import Prices
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """``core``: seconds for the runs of a core, without what they build.
+
+    If building is dear, a cell has ``usual`` seconds of wall time, of which ``used`` were over before it began,
+    ``telling`` for sizes that tell most, and up to ``most`` for what a pass needs: so many cases on so many shapes,
+    ``least``. ``cases``: how many there are at most. ``at_once``: how many run at a key that was paid for before the
+    next is.
+    """
+
+    usual: float
+    telling: float
+    most: float
+    core: float
+    least: tuple[int, int]
+    cases: int
+    at_once: int = 20
+    used: float = 0.0
+
 
 FACETS: Mapping[str, Callable[[int, int], bool]] = {
     "M above 64": lambda m, n: m > 64,
@@ -38,8 +61,6 @@ KINDS = ("rows", "dy", "weights", "special", "clips", "residual", "scale", "gate
 
 _KEYS = (*PARAMETERS, "layout")
 _FEW_EPS, _FEW_SHAPES = 2, 3
-_TELLING_ROWS = 20
-"""A case of more rows shows a facet only if it blends all kinds of rows."""
 
 
 def weight(goal: Value) -> float:
@@ -48,17 +69,12 @@ def weight(goal: Value) -> float:
 
 
 def reached(planned: Planned) -> set[Any]:
-    """What of a must-list a case reaches: of one column nothing but its size, as it shows few faults; facets if its
-    values are judged row by row.
-    """
+    """What of a must-list a case reaches: facets if its values are judged."""
     case, goals = planned.case, set(goals_of(planned))
-    if case.N == 1:
-        goals = {goal for goal in goals if goal[0] in ("m", "n")}
-    elif case.M > 1:
+    if case.M > 1:
         goals.add(block_of(case.N))
-    ordinary = case.rows not in SPECIAL and case.dy not in NOT_FINITE
-    tells = case.M > 0 and ordinary and (case.rows == "blend" or case.M < _TELLING_ROWS)
-    return goals | (facets_of(case.M, case.N) if tells else set())
+    is_ordinary = case.M > 0 and case.rows not in SPECIAL and case.dy not in NOT_FINITE
+    return goals | (facets_of(case.M, case.N) if is_ordinary else set())
 
 
 @lru_cache(maxsize=4096)  # every size of a core, for each case that is planned

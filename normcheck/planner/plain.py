@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -11,13 +11,16 @@ from normcheck.cases.axes import Pair, Value
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import at_most, drawn
 from normcheck.cases.design import ALL_OPENED
-from normcheck.cases.goals import Extent, Goals, goals
+from normcheck.cases.goals import Goals, goals
 from normcheck.cases.planned import Planned, goals_of
-from normcheck.planner.affordable import affordable
-from normcheck.planner.limits import Limits
+from normcheck.cases.sizes import Extent
+from normcheck.planner.must import Limits
 from normcheck.planner.own import Own
 from normcheck.planner.record import Record
 from normcheck.planner.refusals import Refusals
+
+_SHARE = 0.5
+"""The cases of a core may be expected to take this share of its time: what a case costs is the least that was seen."""
 
 
 @dataclass(frozen=True)
@@ -162,3 +165,36 @@ class Plain:
         self.extent = extent
         self.draw()
         return self._head is not None
+
+
+def affordable(usual: Extent, own: Own, seconds: float, cases: Callable[[Extent], Iterable[Planned]]) -> Extent:
+    """The ``usual`` extent, or a smaller one whose ``cases`` are expected to fit in the ``seconds`` of a core."""
+    for extent in _smaller(usual, columns_cost=own.rate("column") > 0):
+        left = _SHARE * seconds
+        for planned in cases(extent):
+            left -= own.seconds(planned, most=True)
+            if left < 0:
+                break
+        else:
+            return extent
+    return extent
+
+
+def _smaller(usual: Extent, *, columns_cost: bool) -> Iterable[Extent]:
+    """This extent, and smaller ones for a kernel whose rows, columns or both take long."""
+    for rows in (usual, usual.with_costly_rows, usual.with_dear_rows):
+        yield from (rows, rows.with_dear_columns) if columns_cost else (rows,)
+
+
+def left_out(extent: Extent, usual: Extent, own: Own) -> str:
+    """What ``extent`` has not of the ``usual`` one, and why; "" if nothing."""
+    rows, columns = (f"a {unit} costs {own.rate(unit) * 1e3:.2g} ms here" for unit in ("row", "column"))
+    parts = []
+    if extent.rows < usual.rows:
+        parts.append(f"no M above {extent.rows} in the core: {rows}")
+    elif extent.paired_rows < usual.paired_rows:
+        parts.append(f"M above {extent.paired_rows} in few cases of the core: {rows}")
+    if extent.fine != usual.fine:
+        what = f"no N above {extent.columns}, and not every layout and dy in each width, in the core"
+        parts.append(f"{what}: {columns}")
+    return "; ".join(parts)

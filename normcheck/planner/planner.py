@@ -10,16 +10,15 @@ from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.depth import Depth
 from normcheck.cases.design import ALL_OPENED, Design
-from normcheck.cases.goals import Extent
 from normcheck.cases.planned import Planned, gap_at, goals_of
+from normcheck.cases.sizes import Extent
 from normcheck.planner.account import Account
-from normcheck.planner.limits import Limits
+from normcheck.planner.must import Limits
 from normcheck.planner.own import FAST
-from normcheck.planner.paid import Paid
 from normcheck.planner.plain import Plain, Step
 from normcheck.planner.priced import Priced
 from normcheck.planner.prices import Prices
-from normcheck.planner.record import Record
+from normcheck.planner.record import Paid, Record
 from normcheck.planner.refusals import Refusals
 
 _FEW = 2

@@ -13,8 +13,7 @@ from normcheck.cases.depth import Depth
 from normcheck.cases.design import Design
 from normcheck.cases.parameters import PARAMETERS, Place
 from normcheck.cases.planned import Planned, Size, goals_of
-from normcheck.planner.limits import Limits
-from normcheck.planner.must import KINDS, Must, block_of, facets_of, reached, weight
+from normcheck.planner.must import KINDS, Limits, Must, block_of, facets_of, reached, weight
 from normcheck.planner.own import RUNS
 from normcheck.planner.prices import Prices
 from normcheck.planner.record import Record
@@ -57,7 +56,7 @@ class Priced:
             self._since_paid += 1
             return free
         best, few = self._best(), record.run < self.must.least()[0]
-        if best is not None and not (few and free is not None and prices.is_untried(best)):
+        if best is not None:
             self._pays = prices.building_of(best) > prices.little
             self._since_paid *= not self._pays
             return best
@@ -97,11 +96,9 @@ class Priced:
         """
         prices, limits, record = self._prices, self._limits, self._record
         end = self.elapsed + prices.own.seconds(planned)
-        goes_on = (
-            self._pays or not prices.slow
-        ) and record.core < limits.core  # one by one, until one turns out to build
         price = prices.building_of(planned, "sure" if is_of_floor else "likely")
-        if price <= prices.little and goes_on:
+        goes_on = self._pays or not prices.slow  # one by one, until one turns out to build
+        if price <= prices.little and goes_on and record.core < limits.core:
             return True
         out = record.reached | self._given_up
         if is_of_floor:
@@ -149,9 +146,9 @@ class Priced:
         for size in self._new_sizes(wanted):
             yield self._at(base, size, **plain)
             yield self._at(base, size, **plain, **self._other_parameters())
-        for m, heights in self._design.sizes.sizes.heights.items():
+        for m, heights in self._design.sizes.heights.items():
             shape = heights[0], base.N
-            if shape in sizes and (("m", m) in wanted or (m and shape not in self._record.shapes)):
+            if shape in sizes and ("m", m) in wanted:
                 yield self._at(base, sizes[shape], **plain)
         like = max(known, key=lambda case: (case.N > 1, min(case.M, 20)))
         for axis in (*PARAMETERS, "layout", "eps", "clips"):

@@ -7,15 +7,16 @@ from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 from typing import Any
 
-from normcheck.cases.axes import Pair, Value, band_of, covered, key_of, octave_of, pairs_of, parts_of, row_class
+from normcheck.cases.axes import Pair, Value, covered, pairs_of, parts_of
 from normcheck.cases.case import Case
 from normcheck.cases.claims import Claims, refusable
 from normcheck.cases.depth import Depth
-from normcheck.cases.goals import Goals, Sizes
+from normcheck.cases.goals import Goals
 from normcheck.cases.layouts import EXPANDED, STRIDED, head_size_near
 from normcheck.cases.ops import OPS
 from normcheck.cases.parameters import PARAMETERS, parameters_of, with_parameters
-from normcheck.cases.planned import GAPS, Planned, goals_of
+from normcheck.cases.planned import GAPS, Planned, Size, goals_of
+from normcheck.cases.sizes import Sizes
 
 _FRUITLESS = 20  # refusals that gave no new pair
 _OFTEN = 8
@@ -67,26 +68,15 @@ class Refusals:
         """
         if self.claims == self._declared and not self.given_up:
             return 0.0
-        promised = [(m, n, layout) for m, n in sizes.every() if m for layout in self._declared.layouts]
+        promised = [(size, layout) for size in sizes.candidates if size.M for layout in self._declared.layouts]
         return sum(not self._takes(*one) for one in promised) / len(promised) if promised else 0.0
 
-    def _takes(self, m: int, n: int, layout: str) -> bool:
-        if self.claims.shapes and (m, n) not in self.claims.shapes:
+    def _takes(self, size: Size, layout: str) -> bool:
+        own = {**size.axes, "layout": layout}
+        if not all(self.claims.admits(axis, own[axis]) for axis in ("M", "N", "layout")):
             return False
-        if not all(self.claims.admits(axis, value) for axis, value in (("M", m), ("N", n), ("layout", layout))):
-            return False
-        low, fit = key_of(n)
-        axes = {
-            "N": (n,),
-            "m": (row_class(m),),
-            "n": ((low, fit),),
-            "width": (low,),
-            "fit": (fit,),
-            "whole": (n,),
-            "layout": (layout,),
-        }
-        axes |= {"band": (band_of(m),), "octave": (octave_of(n),)}
-        return self.given_up.isdisjoint(pairs_of(axes))
+        is_declared = not self.claims.shapes or own["shape"] in self.claims.shapes
+        return is_declared and self.given_up.isdisjoint(pairs_of({axis: (value,) for axis, value in own.items()}))
 
     @property
     def question(self) -> Question | None:

@@ -19,7 +19,7 @@ from normcheck.checks.cell import Cell
 from normcheck.checks.check import Result
 from normcheck.gate.plan import PROFILES, Plan
 from normcheck.gate.shrink import seed_of
-from normcheck.planner.limits import Limits
+from normcheck.planner.must import Limits
 from normcheck.planner.plain import Step
 from normcheck.planner.planner import Planner
 

@@ -365,8 +365,8 @@ def test_words_for_what_is_missing() -> None:
     assert in_words([]) == ()
     assert in_words([("m", 9), ("layout", "rank3"), ("eps", 0.5), (0, 1, 2)]) == (
         "no M of 9 to 63",
-        "no layout rank3",
         "no eps 0.5",
+        "no layout rank3",
         "1 pairs of values that belong together",
     )
     assert in_words([("width", 1), ("width", 2), ("n", (64, "a power of two"))])[:2] == (

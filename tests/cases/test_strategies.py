@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import islice
+from itertools import chain, islice
 
 import pytest
 
 from normcheck.cases.claims import claims_of
 from normcheck.cases.layouts import HEADS
 from normcheck.cases.ops import OPS
-from normcheck.cases.strategies import Choices, choices, endless
+from normcheck.cases.strategies import Choices, choices, endless, own_of
 from normcheck.impls import discovery
 
 PINNED = [
@@ -29,10 +29,11 @@ def test_every_value_is_drawn_and_no_case_soon_again(op: str) -> None:
     drawn = list(islice(endless(c, 0), 4000))
     assert len({*drawn}) == len(drawn)
     assert {case.N for case in drawn if case.layout != HEADS} == {*c.n}
-    for field, values in (("rows", c.rows), ("dy", c.dy), ("eps", c.eps)):
-        assert {getattr(case, field) for case in drawn} == {*values}
-    assert {(case.layout, case.gap) for case in drawn} == {*c.layout}
-    assert {(case.weights, case.weight_dtype, case.bias) for case in drawn} == {*c.parameters}
+    fields = {*chain.from_iterable(values[0] for values in c.kinds)}
+    assert fields >= {"rows", "dy", "eps", "layout", "gap", "weights", "weight_dtype", "bias", "options"}
+    for values in c.kinds:
+        shown = {tuple(own_of(case, values).items()) for case in drawn}
+        assert shown == {tuple(own.items()) for own in values}
     assert {case.M for case in drawn} >= {*c.m[:9]}
     assert max(case.M * case.N for case in drawn) <= max(*c.elements, *c.n)
     assert {case.seed for case in drawn} <= {*range(c.seeds + 1)}
@@ -48,6 +49,6 @@ def test_a_seed_gives_the_same_cases_on_every_machine() -> None:
 def test_what_an_op_gets_by_name_is_drawn_in_its_order() -> None:
     """A set of names has another order in another process, and the numbers behind a draw would be another's."""
     (torch,) = (i for i in discovery.implementations()["torch"] if i.op == "fused_add_rmsnorm_modulate")
-    *_, of_residual_gate, of_shift = choices(claims_of(OPS[torch.op], torch, "fp16")).own
+    *_, of_residual_gate, of_shift = choices(claims_of(OPS[torch.op], torch, "fp16")).kinds
     assert of_residual_gate == ({},)
     assert {*of_shift[0]} == {"samples"}

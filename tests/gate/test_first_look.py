@@ -34,8 +34,8 @@ def listed(cli: Cli, *argv: str) -> tuple[Done, str]:
 def test_an_op_has_its_must_list_below_its_cases_and_no_prices(cli: Cli) -> None:
     done, notes = listed(cli)
     assert len(done.out.splitlines()) > 300
-    assert notes.startswith("rmsnorm fp16, if its kernel builds much floor M of 0; layout contiguous, ")
-    assert "; bias none, yes; " in notes and "; at least 100 cases on 6 shapes tail M above 64; one row; " in notes
+    assert notes.startswith("rmsnorm fp16, if its kernel builds much floor M of 0; bias none, yes; dy ")
+    assert "; layout contiguous, " in notes and "; at least 100 cases on 6 shapes tail M above 64; one row; " in notes
     assert notes.endswith(" several rows of 11 blocks of N")
 
 

@@ -8,10 +8,11 @@ import pytest
 
 from normcheck.cases.claims import claims_of
 from normcheck.cases.declared import Declared
-from normcheck.cases.goals import Extent, goals
+from normcheck.cases.goals import goals
 from normcheck.cases.ops import OPS
+from normcheck.cases.sizes import Extent
 from normcheck.planner import plain as order
-from normcheck.planner.limits import Limits
+from normcheck.planner.must import Limits
 from normcheck.planner.own import Own
 from normcheck.planner.record import Record
 from normcheck.planner.refusals import Refusals
