@@ -13,15 +13,13 @@ ROOT = "normcheck"
 
 def sources(commit: str) -> Iterator[tuple[str, str]]:
     """(path, text) of each source file of the package at a commit."""
-    listed = subprocess.run(
-        ["git", "ls-tree", "-r", "--name-only", commit, ROOT], capture_output=True, text=True, check=True
-    )
-    for path in listed.stdout.split():
+    for path in _git("ls-tree", "-r", "--name-only", commit, ROOT).split():
         if path.endswith((".py", ".c", ".h")):
-            yield (
-                path,
-                subprocess.run(["git", "show", f"{commit}:{path}"], capture_output=True, text=True, check=True).stdout,
-            )
+            yield path, _git("show", f"{commit}:{path}")
+
+
+def _git(*words: str) -> str:
+    return subprocess.run(["git", *words], capture_output=True, text=True, check=True).stdout
 
 
 def _room(module: str) -> str:
@@ -29,7 +27,7 @@ def _room(module: str) -> str:
 
 
 def figures(commit: str) -> dict[str, int]:
-    """Name -> figure. A room is a package or a file directly in ``normcheck/``; an arrow leads from one that imports."""
+    """Name -> figure. An arrow leads from a package that imports another to that one."""
     lines, count, long, names, modules = 0, 0, 0, Counter[str](), Counter[str]()
     functions, wide, large, arrows = 0, 0, 0, set[tuple[str, str]]()
     packages = set()
