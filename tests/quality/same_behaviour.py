@@ -47,7 +47,19 @@ ASKED = {
 }
 
 _OF_TIME = re.compile(r"\d[\d.,]* ?(ms|s|min|GB|GiB|MiB)\b|(?<=seconds\": )[\d.e-]+|/tmp/[^\s\"']+|[0-9a-f]{12,}")
-_OF_RUN = ("seconds", "time", "started", "host", "machine", "version", "commit", "argv", "environment", "wall")
+_OF_RUN = (
+    "seconds",
+    "time",
+    "building",
+    "started",
+    "host",
+    "machine",
+    "version",
+    "commit",
+    "argv",
+    "environment",
+    "wall",
+)
 
 
 def answers(tree: Path, folder: Path) -> dict[str, tuple[int, str]]:
@@ -60,7 +72,7 @@ def answers(tree: Path, folder: Path) -> dict[str, tuple[int, str]]:
         environment = {**os.environ, "PYTHONPATH": str(tree), "COLUMNS": "100"}
         command = [sys.executable, "-m", "normcheck", *asked, *also]
         ended = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-        text = _OF_TIME.sub("#", ended.stdout)
+        text = " ".join(_OF_TIME.sub("#", ended.stdout).split())  # a number of another width moves a table
         if also:
             text += json.dumps(_steady(json.loads(report.read_text())), sort_keys=True)
         if "NORMCHECK_SHOW" in os.environ:
