@@ -14,7 +14,7 @@ from normcheck.cases.axes import CLIPS, EPS, MODEL_POWERS, MODEL_SIZES
 from normcheck.cases.case import NO_WEIGHT, Case
 from normcheck.cases.claims import Claims
 from normcheck.cases.core import drawn
-from normcheck.cases.data_kinds import weight_kinds
+from normcheck.cases.data_kinds import NOT_FINITE, weight_kinds
 from normcheck.cases.layouts import CHANNELS_LAST, HEADS, ROWS_APART, STRIDED
 from normcheck.cases.sizes import Extent
 from normcheck.cases.split import GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS
@@ -256,7 +256,8 @@ def _drawn(claims: Claims, order: random.Random, m: int, n: int, **fixed: Any) -
         "options": claims.op.clips(clips),
         "seed": order.randrange(1000),
     }
-    values |= {axis: order.choice(own) for axis, own in claims.own.items()}
+    finite = {axis: [value for value in own if value not in NOT_FINITE] for axis, own in claims.own.items()}
+    values |= {axis: order.choice(own) for axis, own in finite.items()}  # what is not takes 2 us an element to judge
     values |= fixed | ({"dy": "normal"} if claims.op.quantises else {})
     if False in weight and (True not in weight or order.random() < _WITHOUT_WEIGHT):
         lone = claims.lone_bias and order.random() < 0.5

@@ -7,10 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from normcheck.cases.beyond import EXTREME, extreme, huge, large
+from normcheck.cases.beyond import EXTREME, extreme, huge, large, many, model_sizes
 from normcheck.cases.case import MAX_ELEMENTS, Case, unusual
 from normcheck.cases.case_line import parse
 from normcheck.cases.claims import Claims, claims_of
+from normcheck.cases.data_kinds import NOT_FINITE
 from normcheck.cases.depth import Depth
 from normcheck.cases.ops import OPS
 from normcheck.checks.ask import Ask
@@ -80,3 +81,12 @@ def test_a_row_of_more_columns_than_a_block_has_may_be_refused() -> None:
 
     assert unusual(of(65536)) == ()
     assert unusual(of(65537)) == ("N=65537",)
+
+
+@pytest.mark.parametrize("op", ["rmsnorm_gated", "fused_add_rmsnorm", "qk_norm_rope"])
+def test_what_is_large_is_finite(op: str) -> None:
+    """A large case with infinite gates took 20 of a cell's 28 seconds: what is not finite is judged by itself."""
+    own = claims(op, "bf16")
+    asked = [*large(own, "cpu", 8, 0), *many(own, 0, own.layouts[0]), *model_sizes(own, 0)]
+    kinds = {value for case in asked for value in (case.rows, case.dy, case.gate, case.residual, case.angles)}
+    assert len(asked) > 40 and kinds.isdisjoint(NOT_FINITE)
