@@ -19,6 +19,11 @@ from normcheck.oracle.tolerances import Model
 _UNFIT = 2.0
 """The ratio of a convention whose sum is not the kernel's."""
 
+Misfit = tuple[bool, float]
+"""Whether most elements of an output do not fit a convention, and the largest ratio. One that few do not fit is
+nearer than one by which all are somewhat wrong: a kernel that keeps to it may have one wrong row.
+"""
+
 _NO_DETAILS = dict.fromkeys(ROOT_FIRST, 1.0)
 
 
@@ -64,35 +69,35 @@ def fitting(
     if len(distinct) == 1 and running.judge.watch is None:
         only = _with(running, *distinct)  # as in most cases: its reference is made once
         forward = judge_forward(only.judge, outputs)
-        if _worst(only.judge, forward[0]) <= 1:
+        if _misfit(only.judge, forward[0])[1] <= 1:
             yield Fitting(only, asked, forward=forward)
             return
-    worst: dict[Convention, float] = {}
-    fits = _fitting(running, outputs, asked, worst)
+    misfits: dict[Convention, Misfit] = {}
+    fits = _fitting(running, outputs, asked, misfits)
     tried = set()
     for number, each in enumerate(fits):
         if plainest(each, running.case) not in tried:
             tried.add(plainest(each, running.case))
             yield Fitting(_with(running, each), fits[number:])
     if not fits:
-        nearest = min(asked, key=lambda each: worst[plainest(each, running.case)])
+        nearest = min(asked, key=lambda each: misfits[plainest(each, running.case)])
         others = tuple(each for each in every if each not in asked)
-        yield Fitting(_with(running, nearest), _fitting(running, outputs, others, worst), nearest)
+        yield Fitting(_with(running, nearest), _fitting(running, outputs, others, misfits), nearest)
 
 
 def _fitting(
-    running: InFlight, outputs: Mapping[str, Tensor], asked: tuple[Convention, ...], worst: dict[Convention, float]
+    running: InFlight, outputs: Mapping[str, Tensor], asked: tuple[Convention, ...], misfits: dict[Convention, Misfit]
 ) -> tuple[Convention, ...]:
-    """Those of ``asked`` that the outputs fit. ``worst``: convention -> the largest ratio by it; it grows."""
+    """Those of ``asked`` that the outputs fit. ``misfits``: convention -> how they misfit it; it grows."""
     for each in asked:
         same = plainest(each, running.case)
-        if same not in worst:
+        if same not in misfits:
             judge = _judge(running, same, details=False)
             for part in (replace(judge, begins=True), judge)[len(judge.blocks()) == 1 :]:
-                worst[same] = _worst(part, judge_forward(part, outputs)[0])
-                if not worst[same] <= 1:
+                misfits[same] = _misfit(part, judge_forward(part, outputs)[0])
+                if misfits[same][1] > 1:
                     break  # most do not fit the first block, of hundreds in a large case
-    return tuple(each for each in asked if worst[plainest(each, running.case)] <= 1)
+    return tuple(each for each in asked if misfits[plainest(each, running.case)][1] <= 1)
 
 
 def _with(running: InFlight, convention: Convention) -> InFlight:
@@ -117,12 +122,15 @@ def _judge(running: InFlight, convention: Convention, *, details: bool) -> Judge
     )
 
 
-def _worst(judge: Judge, checked: tuple[Checked, ...]) -> float:
-    """The largest ratio of those that depend on the convention; infinite if one is NaN.
+def _misfit(judge: Judge, checked: tuple[Checked, ...]) -> Misfit:
+    """How those misfit that depend on the convention; a NaN infinitely.
 
     So does the sum that a gate is part of: one that does not fit is no kernel's, but says nothing of how near y is.
     """
-    ratios = {c.output: c.comparison.ratio for c in checked}
-    of_sum = ratios.pop(RESIDUAL_OUT, 0.0)
-    worst = max((ratio if ratio == ratio else float("inf") for ratio in ratios.values()), default=0.0)
-    return worst if not judge.op.gates_residual or of_sum <= 1 else max(worst, _UNFIT)
+    found = {c.output: c.comparison for c in checked}
+    of_sum = found.pop(RESIDUAL_OUT, None)
+    worst = max((one.ratio if one.ratio == one.ratio else float("inf") for one in found.values()), default=0.0)
+    mostly = any(one.wrong is not None and 2 * int(one.wrong.sum()) > one.numel for one in found.values())
+    if judge.op.gates_residual and of_sum is not None and not of_sum.ratio <= 1:
+        worst = max(worst, _UNFIT)
+    return mostly, worst

@@ -71,3 +71,14 @@ def test_a_right_run_on_other_weights_is_right_whatever_convention_the_kernel_ha
     monkeypatch.setattr(statefulness, "wrong_by_earlier_calls", noted)
     normcheck.verify(kernel, op=op, case=case, device="cpu", contexts=False)
     assert seen and not any(seen)
+
+
+def test_one_wrong_row_is_one_though_all_rows_misfit_another_convention_by_less() -> None:
+    def l2norm(x: Tensor, eps: float) -> Tensor:
+        wide = x.float()
+        scale = torch.rsqrt(wide.square().sum(-1, keepdim=True) + eps * x.shape[-1])
+        return (wide * torch.cat([1.5 * scale[:1], scale[1:]])).to(x.dtype)
+
+    case = "l2norm bf16 M=20 N=24 eps=0.5 rows=normal dy=normal layout=contiguous seed=2 weights=none bias=none"
+    (wrong,) = normcheck.verify(l2norm, op="l2norm", case=case, device="cpu", contexts=False)
+    assert wrong.failure is not None and "row 0" in str(wrong.failure.where), wrong.failure
