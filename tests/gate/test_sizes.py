@@ -21,7 +21,7 @@ from normcheck.checks.observe import Seen
 from normcheck.errors import Broken
 from normcheck.gate import sequence, sweep
 from normcheck.gate.plan import PROFILES, Plan, planner_of
-from normcheck.gate.sequence import Asked, Sequence
+from normcheck.gate.sequence import Asked, Sequence, _After
 from normcheck.gate.tally import Tally
 from normcheck.impls.implementation import Implementation
 from normcheck.oracle.tolerances import table
@@ -91,6 +91,13 @@ def test_long_rows_are_left_out_if_they_would_take_too_long(monkeypatch: pytest.
     core.saw_another(case_of("rmsnorm fp16 M=2 N=20000"), Depth.REASON, refused=False, seconds=1.0)
     assert asked_of.is_too_slow(long) and not asked_of.is_too_slow(short)
     assert not asked_of.is_too_slow(replace(long, is_large=False))
+    asked_of.number = 8  # every eighth case has the probes of rows, five and a half runs: 0.2 s for the short one
+    of = {"long": _After(long.planned.case, is_large=True), "short": _After(short.planned.case, is_large=True)}
+    assert asked_of._planned(of["short"]).probe == Depth.ROWS
+    assert asked_of._planned(of["long"]).probe == Depth.REASON
+    assert asked_of._planned(of["long"]._replace(is_large=False)).probe == Depth.ROWS
+    now[0] = 44.0  # an eighth of what is left is no time for it
+    assert asked_of._planned(of["short"]).probe == Depth.REASON
     now[0] = 44.9
     assert asked_of.is_too_slow(short)
 
