@@ -298,7 +298,8 @@ def test_what_weight_dtypes_leaves_out_is_not_asked() -> None:
     cell = cell_of(implementation)
     refused = run_case(cell, replace(RMSNORM, weight_dtype="fp32"), plan_of(cell)).refused
     assert refused == 'weight_dtype=fp32: weight_dtypes=("io",) is declared'
-    drawn = {d for _, d, _ in choices(claims_of(cell.op, implementation, "fp16")).parameters}
+    (weights,) = (own for own in choices(claims_of(cell.op, implementation, "fp16")).kinds if "weight_dtype" in own[0])
+    drawn = {own["weight_dtype"] for own in weights}
     assert drawn == {"same"}
 
 
