@@ -40,9 +40,9 @@ _GRID_ROWS, _ALONE = 65535, "last_row"
 """Rows that the second dimension of a grid has at most; behind them only the last row has a gradient: among so many
 others, whether it is in dw does not show."""
 
-MANY, MANY_OF_SAMPLES = (1034, 4104), (2122, 1160)
-"""Many rows of many columns, as in training, for each kernel; and two samples of many rows. Packed, and each tensor
-at a distance of its own."""
+MANY, MANY_OF_SAMPLES = (2112, 4160), (2120, 1160)
+"""Many rows of many columns, as in training and in a prompt, in full blocks of both; and four samples of many rows.
+Packed, and each tensor at a distance of its own."""
 
 HUGE_N = 4096
 """N of huge cases: most kernels take it, and have compiled it by then."""
@@ -58,15 +58,17 @@ _ROWS_BETWEEN = (
 
 _BETWEEN_N = 64  # most kernels have compiled it by then
 
-_FOUR_SAMPLES = 736
-"""Rows of four samples: those of a core are a prime number, or have a prime number of rows each."""
+_OF_SAMPLES = ((4128, "4"), (576, "8"))
+"""Rows, and how many samples they are: those of a core are a prime number, or have a prime number of rows each."""
 
 HEADS_OF_MODELS = (
-    *((64, 30, 3, "all"), (256, 12, 2, "quarter"), (128, 36, 4, "all"), (64, 36, 2, "half"), (80, 24, 4, "half")),
-    *((256, 12, 2, "all"), (64, 30, 5, "all"), (512, 6, 1, "all")),
+    *((32, 64, 30, 3, "all"), (128, 256, 12, 2, "quarter"), (64, 128, 36, 4, "all"), (32, 64, 36, 2, "half")),
+    *((40, 80, 24, 4, "half"), (128, 256, 12, 2, "all"), (32, 64, 30, 5, "all"), (256, 512, 6, 1, "all")),
+    *((130, 128, 48, 8, "all"),),
 )
-"""Columns of a head, heads, those of k, and which part is rotated, as models have them: 8, 7, 16 or 4 heads of q share
-one of k. Two differ in the heads of k alone."""
+"""Tokens, columns of a head, heads, those of k, and which part is rotated, as models have them: 8, 7, 16 or 4 heads of
+q share one of k. Two differ in the heads of k alone. As many tokens as pairs: no shape tells cos from its transpose.
+The last are more tokens than a head has columns."""
 
 SPLITS = (
     (64, 32, 1024),
@@ -78,10 +80,11 @@ SPLITS = (
     (256, 4, 25),
     (96, 6, 16),
     (48, 16, 21),
+    (512, 32, 256),
     (4, 1, 65536),
 )
-"""Channels, groups and elements of a channel, as models have them: several groups of several channels. Then a group of
-2^18, as of a picture of 256 x 256."""
+"""Channels, groups and elements of a channel, as models have them: several groups of several channels, at last many of
+all three. Then a group of 2^18, as of a picture of 256 x 256."""
 
 _WITHOUT_WEIGHT = 0.25
 """The share of cases without a weight, of an implementation that takes both."""
@@ -108,11 +111,11 @@ def splits_of_models(claims: Claims, seed: int) -> Iterator[Case]:
             rows = "mean10000" if is_one_pass else "shifted"  # of E[x^2] - mean^2 nothing is left, if it is so computed
             yield _drawn(claims, order, 3, channels * length, rows=rows, **_plain(claims) | split)
     own_heads = claims.op.rotary and claims.own["head"] == HEAD_COLUMNS and claims.own["kv_heads"] == KV_HEADS
-    for head, count, of_k, rotary in HEADS_OF_MODELS if own_heads and not claims.shapes else ():
-        if _admitted(claims, head // 2, head * count):  # as many tokens as pairs: no shape tells cos from its transpose
+    for tokens, head, count, of_k, rotary in HEADS_OF_MODELS if own_heads and not claims.shapes else ():
+        if _admitted(claims, tokens, head * count):
             part = rotary if rotary in claims.own["rotary"] else claims.own["rotary"][0]
             split = {"head": str(head), "kv_heads": str(of_k), "rotary": part, "weight_dtype": "same"}
-            yield _drawn(claims, order, head // 2, head * count, rows="shifted", **_plain(claims) | split)
+            yield _drawn(claims, order, tokens, head * count, rows="shifted", **_plain(claims) | split)
 
 
 def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
@@ -128,12 +131,12 @@ def model_sizes(claims: Claims, seed: int) -> Iterator[Case]:
 
 def rows_between(claims: Claims, seed: int) -> Iterator[Case]:
     """A case of each of _ROWS_BETWEEN: a block of 32 rows may have a path of its own, which a core hardly meets. Of a
-    modulated op also four samples. Then thousands of rows that lie apart, of x, of dy and of both: so many may be
+    modulated op also _OF_SAMPLES. Then thousands of rows that lie apart, of x, of dy and of both: so many may be
     summed in another way, which has strides of its own.
     """
     order, packed = random.Random(seed + 4), claims.layouts[0]
     sizes = [(order.choice(several), "few", packed) for several in _ROWS_BETWEEN]
-    sizes += [(_FOUR_SAMPLES, "4", packed)] * claims.op.modulated
+    sizes += [(m, samples, packed) for m, samples in _OF_SAMPLES if claims.op.modulated]
     sizes += [(order.choice(_ROWS_BETWEEN[-2]), "few", own) for own in ROWS_APART if own in claims.values("layout")]
     for m, samples, layout in () if claims.shapes else sizes:
         if _admitted(claims, m, _BETWEEN_N):
@@ -149,7 +152,7 @@ def many(claims: Claims, seed: int, layout: str) -> Iterator[Case]:
     m, n = MANY_OF_SAMPLES if claims.op.modulated else MANY
     if layout in claims.values("layout") and not claims.shapes and _admitted(claims, m, n):
         order = random.Random(seed + 5)
-        kinds = _plain(claims) | _lying(order, layout)
+        kinds = _plain(claims) | _lying(order, layout) | ({"samples": "4"} if claims.op.modulated else {})
         yield _drawn(claims, order, m, n, rows="shifted", dy="correlated", **kinds)
 
 

@@ -164,6 +164,16 @@ BETWEEN: dict[str, Callable[[Case], bool]] = {
     "many rows of many columns, each tensor at its distance": lambda case: (
         case.M * case.N > 1 << 20 and case.layout == "strided" and case.seed % 2 == 1
     ),
+    "rows past 2048 of a prompt, in full blocks": lambda case: (
+        case.M > 2048 and case.N > 4096 and case.M % 64 == 0 == case.N % 64
+    ),
+    "tokens past 1024 of four samples": lambda case: case.batch == 4 and case.M // case.batch > 1024,
+    "the last of four samples of many columns": lambda case: case.batch == 4 and case.M >= 2048 and case.N > 1024,
+    "the second half of eight samples": lambda case: case.batch == 8 and case.M // case.batch > 64,
+    "groups of many channels and places": lambda case: case.split.channels >= 512 and case.split.length >= 256,
+    "heads of more tokens than columns": lambda case: (
+        case.M > case.of_heads.columns >= 128 and case.of_heads.q >= 32 and case.rotary == "all"
+    ),
     "a sample by a product": lambda case: case.batch > 1 and _is_rounded_down(case.M // case.batch),
 }
 """Kernels that were wrong for such cases passed on a CPU."""
@@ -178,6 +188,7 @@ def test_rows_of_every_block_and_groups_of_models_are_asked_after_the_core(seed:
     """Their data hide nothing."""
     for name, shows in BETWEEN.items():
         words = ("group", "groupnorm"), ("channels", "groupnorm"), ("places", "groupnorm"), ("heads", "qk_norm_rope")
+        words += (("prompt", "rmsnorm"),)
         declared = claims(next((op for word, op in words if word in name), "layernorm_modulate"))
         after = [*splits_of_models(declared, seed), *model_sizes(declared, seed), *rows_between(declared, seed)]
         after += [*full_blocks(declared, seed), *many(declared, seed, "strided")]
