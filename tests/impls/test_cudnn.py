@@ -135,7 +135,8 @@ def test_the_plans_of_a_sweep_are_kept(op: str) -> None:
     plans = 0
     for dtype in DTYPES:
         drawn = choices(claims_of(OPS[op], BY_OP[op], dtype))
-        described = len(drawn.shapes) * len({(weight_dtype, bias) for _, weight_dtype, bias in drawn.parameters})
+        (weights,) = (values for values in drawn.kinds if "weights" in values[0])
+        described = len(drawn.shapes) * len({(own["weight_dtype"], own["bias"]) for own in weights})
         plans += described * (len(drawn.clips) or 1) + described
     assert plans <= graphs.MAX_PLANS
 
