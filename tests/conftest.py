@@ -24,8 +24,8 @@ heap lies in huge pages. Thousands are forked."""
 
 
 def pytest_xdist_auto_num_workers() -> int:
-    """Two processes more than there are cores: many a test waits for a process to die, or for a time limit."""
-    return len(os.sched_getaffinity(0)) + 2
+    """One process more than there are cores: many a test waits for a process to die, or for a time limit."""
+    return len(os.sched_getaffinity(0)) + 1
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
