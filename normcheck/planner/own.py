@@ -58,7 +58,7 @@ class Own:
 
     def runs(self, planned: Planned, *, most: bool = False) -> float:
         """The same without what judging takes at most, as far as no run has shown what it takes."""
-        rates, sizes = self._rates[most], _sizes(planned.case.M, planned.case.N)
+        rates, sizes = self._rates[most], _sizes(planned.case)
         run = sum((rate * sizes[unit] for unit, rate in rates.items()), start=self.call if self.is_known else 0.0)
         return RUNS[planned.probe] * run
 
@@ -74,7 +74,7 @@ class Own:
         case, runs = planned.case, RUNS[planned.probe]
         self.repeated |= not new
         self.call = min(self.call, seconds / runs)
-        run, sizes = seconds / runs, _sizes(case.M, case.N)
+        run, sizes = seconds / runs, _sizes(case)
         if self._device == "cpu" and sizes["element"] >= _TELLING["element"]:
             self._each = min(self._each, run / sizes["element"])
         units = ("element",) if self._device == "cuda" else ("row", "column")
@@ -84,7 +84,7 @@ class Own:
             for kept in {True, new}:
                 fastest = self._seen[kept][unit]
                 own = run - self._judging(case) / runs if unit == "column" else run
-                place = case.M, sizes[unit]
+                place = sizes["row"], sizes[unit]
                 fastest[place] = min(own, fastest.get(place, own))
         self._rates = {new: self._rates_of(seen) for new, seen in self._seen.items()}
 
@@ -102,5 +102,7 @@ class Own:
         return case.M * case.N * (_AT_HOME_SECONDS if at_home else _JUDGING_SECONDS[self._device])
 
 
-def _sizes(rows: int, columns: int) -> dict[str, int]:
-    return {"row": rows, "column": columns, "element": rows * columns}
+def _sizes(case: Case) -> dict[str, int]:
+    """How many rows are normed, which are groups of channels or heads if a row has several; their columns, and all."""
+    groups = case.split.groups
+    return {"row": case.M * groups, "column": case.N // groups, "element": case.M * case.N}

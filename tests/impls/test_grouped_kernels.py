@@ -61,10 +61,11 @@ def test_without_samples_weight_or_bias(own: Implementation) -> None:
     assert not result_of(own, bias=False).failed
 
 
-def test_groups_longer_than_a_block_are_as_right() -> None:
+@pytest.mark.parametrize("samples", [2, 3])  # with two a program of the interpreter has several groups
+def test_groups_longer_than_a_block_are_as_right(samples: int) -> None:
     from normcheck.impls.kernels import grouped
 
-    inputs = make(Case(op=OP.name, dtype="fp32", M=3, N=120, seed=1, channels="12", groups="3"), OP, DEVICE)
+    inputs = make(Case(op=OP.name, dtype="fp32", M=samples, N=120, seed=1, channels="12", groups="3"), OP, DEVICE)
     found = []
     for block in (64, 16):
         saved = grouped.forward(inputs.x, inputs.weight, inputs.bias, eps=1e-5, groups=3, silu=True, max_block=block)

@@ -99,6 +99,19 @@ def test_what_rows_cost_on_a_gpu_is_what_their_elements_cost() -> None:
     assert price_of_a_tall_case("cpu") > 5
 
 
+def test_a_program_for_each_group_of_channels_costs_what_a_row_does() -> None:
+    """A case of 8192 groups was taken for one of two rows: an interpreted kernel took half a minute for each."""
+    own = Own("cpu")
+    few, split = (
+        Planned(case_of(f"groupnorm fp16 M=2 N={n} channels=each groups={groups}"), Depth.MEMORY)
+        for n, groups in ((64, 2), (4096, 2048))
+    )
+    for planned, seconds in ((few, 0.02), (few, 0.02), (split, 8.0)):
+        own.saw(planned, seconds, new=False)
+    assert own.seconds(replace(split, case=replace(split.case, groups="1024"))) == pytest.approx(4.0, rel=0.1)
+    assert own.seconds(replace(split, case=replace(split.case, groups="1"))) < 0.1
+
+
 def price_of_a_tall_case(device: str) -> float:
     own = Own(device)
     few, wide, tall = (

@@ -102,9 +102,10 @@ def sum_of(values, BY_CHANNEL: tl.constexpr):
 
 
 @triton.jit
-def sum_for_channels(values):
-    """The sums of a tile's channels, (CHANNEL_BLOCK,)."""
-    return tl.sum(tl.sum(values, axis=2), axis=0)
+def sum_for_channels(values, BESIDE: tl.constexpr):
+    """The sums of a tile's channels, (1, CHANNEL_BLOCK), or (ROWS, CHANNEL_BLOCK) if its rows are groups BESIDE."""
+    sums = tl.sum(values, axis=2)
+    return sums if BESIDE else tl.sum(sums, axis=0)[None, :]
 
 
 @triton.jit
@@ -207,49 +208,53 @@ def grouped_gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, bias_ptr, mean_ptr, rstd_ptr, c1_ptr, c2_ptr, dx_ptr, dw_ptr, db_ptr,
     db, dc, dl, xb, xc, xl, ob, oc, ol, B, G, CHANNELS, L, parts,
     SILU: tl.constexpr, ROWS: tl.constexpr, CHANNEL_BLOCK: tl.constexpr, LENGTH_BLOCK: tl.constexpr,
-    BY_CHANNEL: tl.constexpr, STAGES: tl.constexpr,
+    BY_CHANNEL: tl.constexpr, STAGES: tl.constexpr, BESIDE: tl.constexpr,
 ):  # fmt: skip
     """dx, and sums of dw and db. One program: a tile of one group, of ROWS samples, and of all that are ``parts`` times
-    as many on.
+    as many on; if BESIDE, of ROWS groups of one sample, and of each that is ``parts`` on.
 
     c1_ptr is None if a tile holds whole groups, dw_ptr if there is no weight, db_ptr if there is no bias.
     """
-    part, t = tl.program_id(0) // G, tl.program_id(1)
-    group = (tl.program_id(0) % G).to(tl.int64)
-    only = group + tl.zeros((1,), tl.int64)
+    at_once: tl.constexpr = 1 if BESIDE else ROWS
+    abreast: tl.constexpr = ROWS if BESIDE else 1
+    across_groups = tl.cdiv(G, abreast)
+    part, t = tl.program_id(0) // across_groups, tl.program_id(1)
+    groups = (tl.program_id(0) % across_groups * abreast + tl.arange(0, abreast)).to(tl.int64)
+    groups = tl.where(groups < G, groups, -1)
     c, along, there = tile_of(t, CHANNELS, L, CHANNEL_BLOCK, LENGTH_BLOCK)
-    weight = load_of_channels(weight_ptr, only, c, CHANNELS, 1.0)
-    bias = load_of_channels(bias_ptr, only, c, CHANNELS, 0.0)
+    weight = load_of_channels(weight_ptr, groups, c, CHANNELS, 1.0)
+    bias = load_of_channels(bias_ptr, groups, c, CHANNELS, 0.0)
     n = tl.full((ROWS,), CHANNELS * L, tl.float32)
     dw = tl.zeros((ROWS, CHANNEL_BLOCK, LENGTH_BLOCK), tl.float32)
     db_sum = tl.zeros((ROWS, CHANNEL_BLOCK, LENGTH_BLOCK), tl.float32)
-    for start in tl.range(part * ROWS, B, parts * ROWS, num_stages=STAGES):
-        samples = (start + tl.arange(0, ROWS)).to(tl.int64)
-        here = samples < B
+    for start in tl.range(part * at_once, B, parts * at_once, num_stages=STAGES):
+        samples = (start + tl.arange(0, at_once)).to(tl.int64)
+        here = (samples < B) & (groups >= 0)
         mask = here[:, None, None] & there
-        mean = tl.load(mean_ptr + samples * G + group, mask=here, other=0.0)[:, None, None]
-        rstd = tl.load(rstd_ptr + samples * G + group, mask=here, other=0.0)[:, None, None]
-        dy_rows = dy_ptr + samples[:, None, None] * db + group * CHANNELS * dc
-        x_rows = x_ptr + samples[:, None, None] * xb + group * CHANNELS * xc
+        mean = tl.load(mean_ptr + samples * G + groups, mask=here, other=0.0)[:, None, None]
+        rstd = tl.load(rstd_ptr + samples * G + groups, mask=here, other=0.0)[:, None, None]
+        dy_rows = dy_ptr + (samples * db + groups * CHANNELS * dc)[:, None, None]
+        x_rows = x_ptr + (samples * xb + groups * CHANNELS * xc)[:, None, None]
         xhat, dz = load_terms(dy_rows, x_rows, mean, rstd, weight, bias, c, along, dc, dl, xc, xl, mask, SILU)
         wdz = dz * weight
         if c1_ptr is None:
             c1 = tl.div_rn(sum_of(xhat * wdz, BY_CHANNEL), n)
             c2 = tl.div_rn(sum_of(wdz, BY_CHANNEL), n)
         else:
-            c1 = tl.load(c1_ptr + samples * G + group, mask=here, other=0.0)
-            c2 = tl.load(c2_ptr + samples * G + group, mask=here, other=0.0)
+            c1 = tl.load(c1_ptr + samples * G + groups, mask=here, other=0.0)
+            c2 = tl.load(c2_ptr + samples * G + groups, mask=here, other=0.0)
         dx = (wdz - (xhat * c1[:, None, None] + c2[:, None, None])) * rstd
-        dx_rows = dx_ptr + samples[:, None, None] * ob + group * CHANNELS * oc
+        dx_rows = dx_ptr + (samples * ob + groups * CHANNELS * oc)[:, None, None]
         tl.store(places(dx_rows, c, along, oc, ol), dx, mask=mask)
         dw += dz * xhat
         db_sum += dz
     across = tl.cdiv(L, LENGTH_BLOCK)
-    at = (part * across + t % across).to(tl.int64) * G * CHANNELS + group * CHANNELS + c
+    at = (part * across + t % across).to(tl.int64) * G * CHANNELS + (groups * CHANNELS)[:, None] + c[None, :]
+    mask = (groups >= 0)[:, None] & (c < CHANNELS)[None, :]
     if dw_ptr is not None:
-        tl.store(dw_ptr + at, sum_for_channels(dw), mask=c < CHANNELS)
+        tl.store(dw_ptr + at, sum_for_channels(dw, BESIDE), mask=mask)
     if db_ptr is not None:
-        tl.store(db_ptr + at, sum_for_channels(db_sum), mask=c < CHANNELS)
+        tl.store(db_ptr + at, sum_for_channels(db_sum, BESIDE), mask=mask)
 
 
 @dataclass(frozen=True)
@@ -349,7 +354,8 @@ def backward(
     channels, own = C // groups, {"by_channel": _by_channel(x), "on_gpu": x.is_cuda, "max_block": max_block}
     of_all = (dy, x, weight, bias, mean.contiguous(), rstd.contiguous())
     strides, size = (*dy.stride(), *x.stride()), (groups, channels, L)
-    cut = _cut(B, channels, L, **own, loops=True)
+    beside = groups > B and not x.is_cuda  # a GPU has enough to do with one group to a program
+    cut = _cut(groups if beside else B, channels, L, **own, loops=True)
     c1 = c2 = None
     if cut.tiles > 1:
         c1, c2 = torch.empty((2, B * groups), dtype=torch.float32, device=x.device)
@@ -358,14 +364,15 @@ def backward(
             group_means_kernel, (ceil_div(B * groups, of_means.rows),), *of_all, c1, c2, *strides,
             B * groups, *size, of_means.tiles, SILU=silu, **of_means.constants,
         )  # fmt: skip
-    parts = turns(B, cut.rows, max(cut.programs // groups, 1))
+    across, at_once = (ceil_div(groups, cut.rows), 1) if beside else (groups, cut.rows)
+    parts = turns(B, at_once, max(cut.programs // across, 1))
     stored = sums
     if parts * cut.across > 1:
         whole = (parts * cut.across, C)
         stored = {name: torch.empty(whole, dtype=torch.float32, device=x.device) for name in sums}
     launch(
-        grouped_gradients_kernel, (groups * parts, cut.tiles), *of_all, c1, c2, dx, stored.get("dw"), stored.get("db"),
-        *strides, *dx.stride(), B, *size, parts, SILU=silu, **cut.constants, STAGES=cut.stages,
+        grouped_gradients_kernel, (across * parts, cut.tiles), *of_all, c1, c2, dx, stored.get("dw"), stored.get("db"),
+        *strides, *dx.stride(), B, *size, parts, SILU=silu, **cut.constants, STAGES=cut.stages, BESIDE=beside,
     )  # fmt: skip
     if sums and stored is not sums:
         sum_groups(stored, sums)
