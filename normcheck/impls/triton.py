@@ -1,4 +1,4 @@
-"""This project's own Triton kernels, for every op that does not round xhat: on a GPU, and interpreted on a CPU.
+"""This project's own Triton kernels, for every op: on a GPU, and interpreted on a CPU.
 
 After a residual the stored sum is normed, so that a backward has of it what the forward normed. Codes are made of y in
 fp32, by the reciprocal of their scale.
@@ -25,7 +25,7 @@ from normcheck.cases.ops import (
     OPS,
     QUANTISED,
     ROTARY,
-    names_of,
+    TABLE,
 )
 from normcheck.impls.implementation import Implementation
 from normcheck.impls.triton_calls import (
@@ -99,14 +99,15 @@ def implementation(
 ) -> Implementation:
     """An op computed by ``kernels``; ``fields`` are Implementation's."""
     facts = OPS[op]
+    casting: dict[str, Any] = {"zero_centered": facts.zero_centered, "rounds_xhat": facts.rounds_xhat}
     if facts.adds_residual:
         own = {"model": {"sum": "rounded"}, "residual_dtypes": ("io", "fp32"), "weights": (False, True)}
         fields = {**own, **fields}
     return Implementation(
         name=name,
         op=op,
-        forward=partial(forward, centered=facts.centered, zero_centered=facts.zero_centered, kernels=kernels),
-        backward=partial(backward, zero_centered=facts.zero_centered, kernels=kernels),
+        forward=partial(forward, centered=facts.centered, kernels=kernels, **casting),
+        backward=partial(backward, kernels=kernels, **casting),
         unavailable=unavailable,
         ranks=(2, 3),
         source=source,
@@ -247,8 +248,8 @@ def rotary(op: str, *, name: str, kernels: Kernels = own_kernels) -> Implementat
 
 
 IMPLEMENTATIONS = (
-    *(implementation(op) for op in names_of(lambda op: not op.rounds_xhat)),
-    *(implementation(op.name, by_default=ON_GPUS) for op in FUSED_ADD if not op.rounds_xhat),
+    *(implementation(op.name) for op in TABLE),
+    *(implementation(op.name, by_default=ON_GPUS) for op in FUSED_ADD),
     *(quantising(op.name, name=name) for op in QUANTISED for name in CODED),
     *(gated(op.name, name=name) for op in GATED for name in GATES),
     *(length(op.name, name=name) for op in LENGTHS for name in EPS_OF),

@@ -40,6 +40,7 @@ def forward(
     eps: float,
     centered: bool = True,
     zero_centered: bool = False,
+    rounds_xhat: bool = False,
     residual: Tensor | None = None,
     kernels: Kernels = own_kernels,
     **options: float,
@@ -54,6 +55,7 @@ def forward(
     if options:
         of_op["clips"] = (options["lower_clip"], options["upper_clip"])
     of_op |= {"eps": eps, "centered": centered, "zero_centered": zero_centered}
+    of_op |= {"rounds_xhat": True} if rounds_xhat else {}
     return _called(kernels, "forward", "forward", x, _rows(x), weight, bias, **of_op)
 
 
@@ -103,6 +105,7 @@ def backward(
     *,
     eps: float,
     zero_centered: bool = False,
+    rounds_xhat: bool = False,
     residual: Tensor | None = None,
     dresidual_out: Tensor | None = None,
     kernels: Kernels = own_kernels,
@@ -112,7 +115,8 @@ def backward(
 
     With ``dresidual_out``, shaped as x, also dresidual; the sum of x and the residual is the saved residual_out.
     """
-    of_op = {} if dresidual_out is None else {"added": _rows(dresidual_out)}
+    of_op: dict[str, Any] = {} if dresidual_out is None else {"added": _rows(dresidual_out)}
+    of_op |= {"rounds_xhat": True} if rounds_xhat else {}
     return _called(
         kernels,
         "backward",

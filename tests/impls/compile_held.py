@@ -37,7 +37,7 @@ def compiled(kernel: Any, module: Any, N: int, kind: str) -> Any:
     else:
         facts = {"with_bias": kind == "gate", "with_residual": added, "with_gate": kind == "gate"}
         constants = backward.hold(N, 2, 4, **facts).looped(N, 2)
-    fixed: dict[str, Any] = {**constants, "ZERO_CENTERED": False, "GATE": 0, "SIGMOID": False}
+    fixed: dict[str, Any] = {**constants, "ZERO_CENTERED": False, "ROUNDS_XHAT": False, "GATE": 0, "SIGMOID": False}
     fixed |= dict.fromkeys(ABSENT[kind])
     options = {name: fixed.pop(name) for name in ("num_warps", "num_ctas")}
     signature, constants, facts = {}, {}, {}

@@ -46,6 +46,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "add_layernorm": {"bias": True, "centered": True, "zero_centered": False, "residual": torch.bfloat16},
     "add_rmsnorm": {"bias": False, "centered": False, "zero_centered": False, "residual": torch.float32},
 }
+KINDS["llama"] = {**KINDS["add_rmsnorm"], "rounds_xhat": True}
 KINDS["no_weight"] = {**KINDS["add_rmsnorm"], "weight": False}
 KINDS["relu_bitmask"] = {**KINDS["layernorm"], "clips": (-0.75, 1.25)}
 """``residual``: the dtype of one that is added; ``weight``: whether there is one, as there is by default."""
@@ -82,7 +83,7 @@ def outputs(
     x, dy = rows(x_dtype, 32, 0.5), rows(x_dtype, 32)
     weight = random(N).to(weight_dtype) if facts.get("weight", True) else None
     bias = random(N).to(weight_dtype) if facts["bias"] else None
-    shared = {"zero_centered": facts["zero_centered"]}
+    shared = {"zero_centered": facts["zero_centered"], "rounds_xhat": facts.get("rounds_xhat", False)}
     own, of_backward, summed = {"centered": facts["centered"], "how": how, **shared}, {**shared, "how": how}, x
     if "residual" in facts:
         own["residual"], of_backward["added"] = rows(facts["residual"], 16), rows(facts["residual"], 48)
@@ -97,7 +98,10 @@ def outputs(
     mean = x64.mean(1, keepdim=True) if facts["centered"] else torch.zeros_like(x64[:, :1])
     rstd = ((x64 - mean).square().mean(1, keepdim=True) + EPS).rsqrt()
     xhat = (x64 - mean) * rstd
-    z = xhat * w64 + (0.0 if bias is None else bias.double())
+    scaled = xhat
+    if shared["rounds_xhat"]:  # in fp32, as the kernels do: what lies between two numbers would be rounded to either
+        scaled = (normed.float() * made["rstd"][:, None]).to(x_dtype).double()
+    z = scaled * w64 + (0.0 if bias is None else bias.double())
     if facts.get("clips"):
         low, high = facts["clips"]
         bits = (made.pop("bitmask")[:, :, None] >> torch.arange(8, device=device)) & 1
@@ -116,7 +120,7 @@ def outputs(
         "rstd": rstd.flatten(),
         "dx": dx,
         "dresidual": dx,
-        "dw": (dy64 * xhat).sum(0),
+        "dw": (dy64 * scaled).sum(0),
         "db": dy64.sum(0),
     }
     return made, expected

@@ -119,7 +119,8 @@ def row_sums_kernel(
 def gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, c1_ptr, c2_ptr, dx_ptr, dw_ptr, db_ptr,
     added_ptr, dresidual_ptr, dy_stride, x_stride, added_stride, M, N,
-    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr, ROUNDS_XHAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx, and one group's sums of dw and db. One program: BLOCK columns of ROWS rows, and of all that are so many
     tiles on as there are programs.
@@ -167,6 +168,8 @@ def gradients_kernel(
         if dresidual_ptr is not None:
             tl.store(dresidual_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
         tl.store(dx_ptr + rows[:, None] * N + cols[None, :], dx, mask=mask)
+        if ROUNDS_XHAT:
+            xhat = xhat.to(dx_ptr.dtype.element_ty).to(tl.float32)
         dw += dy * xhat
         if db_ptr is not None:
             db += dy
@@ -251,6 +254,7 @@ def backward(
     rstd: Tensor,
     bitmask: Tensor | None = None,
     zero_centered: bool = False,
+    rounds_xhat: bool = False,
     added: Tensor | None = None,
     max_block: int = MAX_BLOCK,
     how: Tile | Hold | None = None,
@@ -293,7 +297,7 @@ def backward(
 
         launch(
             held_gradients_kernel, (groups,), dy, x, weight, *saved, *stored, None, None, None, *strides, None, 0, M, N,
-            ZERO_CENTERED=zero_centered, GATE=0, SIGMOID=False, **t.looped(N, itemsize),
+            ZERO_CENTERED=zero_centered, ROUNDS_XHAT=rounds_xhat, GATE=0, SIGMOID=False, **t.looped(N, itemsize),
         )  # fmt: skip
     else:
         shared = {"ZERO_CENTERED": zero_centered, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}
@@ -306,7 +310,8 @@ def backward(
             )  # fmt: skip
         launch(
             gradients_kernel, (groups, ceil_div(N, t.block)),
-            dy, x, weight, *saved, c1, c2, *stored, *strides, M, N, **shared, STAGES=t.stages,
+            dy, x, weight, *saved, c1, c2, *stored, *strides, M, N, **shared, ROUNDS_XHAT=rounds_xhat,
+            STAGES=t.stages,
         )  # fmt: skip
     if groups > 1 and sums:
         sum_groups(parts, sums)

@@ -1,10 +1,12 @@
 # mypy: disable-error-code="no-untyped-def, no-untyped-call, untyped-decorator"
-"""Forward Triton kernels, but for ops that round xhat. On a CPU call ``interpreter.enable()`` before you import this.
+"""Forward Triton kernels. On a CPU call ``interpreter.enable()`` before you import this.
 
     mean = sum(x) / N                            (rmsnorm: 0)
     rstd = 1 / sqrt(sum((x - mean)^2) / N + eps)
     z    = (x - mean) * rstd * w + b             (zero-centered: 1 + w)
     y    = z, or clamp(z, lower, upper) with bit = lower < z < upper
+
+An op that rounds xhat, (x - mean) * rstd, rounds it to the dtype of y before the product with w.
 
 If a residual is added, x above is x + residual, rounded to the dtype of the residual, as it is stored in ``sum_ptr``.
 
@@ -111,11 +113,14 @@ def load_bias(bias_ptr, cols, N):
 @triton.jit
 def store_y(
     x, mean, rstd, scale, bias_ptr, bias, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
-    ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    ROUNDS_XHAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y, and the bitmask if there is one, of the tile x (ROWS, BLOCK) that begins at column ``start``."""
     cols = start + tl.arange(0, BLOCK)
-    z = (x - mean[:, None]) * rstd[:, None] * scale[None, :]
+    z = (x - mean[:, None]) * rstd[:, None]
+    if ROUNDS_XHAT:
+        z = z.to(y_ptr.dtype.element_ty).to(tl.float32)
+    z *= scale[None, :]
     if bias_ptr is not None:
         z += bias[None, :]
     mask = (rows < M)[:, None] & (cols < N)[None, :]
@@ -129,7 +134,8 @@ def store_y(
 def forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr,
     x_stride, residual_stride, M, N, eps, lower, upper,
-    ZERO_CENTERED: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr, WHOLE: tl.constexpr,
+    ZERO_CENTERED: tl.constexpr, ROUNDS_XHAT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
+    WHOLE: tl.constexpr,
 ):  # fmt: skip
     """One program: ROWS whole rows. bias_ptr, mean_ptr, bits_ptr, residual_ptr, sum_ptr are None if the op has none."""
     rows = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
@@ -174,13 +180,18 @@ def forward_kernel(
     if not WHOLE:
         scale = load_scale(weight_ptr, first_cols, N, ZERO_CENTERED)
         bias = load_bias(bias_ptr, first_cols, N)
-    store_y(first, mean, rstd, scale, bias_ptr, bias, y_ptr, bits_ptr, rows, 0, M, N, lower, upper, ROWS, BLOCK)
+    store_y(
+        first, mean, rstd, scale, bias_ptr, bias, y_ptr, bits_ptr, rows, 0, M, N, lower, upper, ROUNDS_XHAT, ROWS, BLOCK
+    )
     for start in range(BLOCK, end, BLOCK):
         cols = start + first_cols
         x = load_tile(x_ptr, rows, cols, x_stride, here & (cols < N)[None, :])
         scale = load_scale(weight_ptr, cols, N, ZERO_CENTERED)
         bias = load_bias(bias_ptr, cols, N)
-        store_y(x, mean, rstd, scale, bias_ptr, bias, y_ptr, bits_ptr, rows, start, M, N, lower, upper, ROWS, BLOCK)
+        store_y(
+            x, mean, rstd, scale, bias_ptr, bias, y_ptr, bits_ptr, rows, start, M, N, lower, upper,
+            ROUNDS_XHAT, ROWS, BLOCK,
+        )  # fmt: skip
 
 
 @cache
@@ -221,6 +232,7 @@ def forward(
     eps: float,
     centered: bool = True,
     zero_centered: bool = False,
+    rounds_xhat: bool = False,
     clips: tuple[float, float] | None = None,
     residual: Tensor | None = None,
     max_block: int = MAX_BLOCK,
@@ -228,7 +240,8 @@ def forward(
 ) -> dict[str, Tensor]:
     """Normalise the rows of x (M, N), last stride 1, by weight (N,) and bias (N,), each of which may be None.
 
-    ``centered``: subtract the mean; ``zero_centered``: scale by 1 + weight; ``clips``: (lower, upper) of a clamp.
+    ``centered``: subtract the mean; ``zero_centered``: scale by 1 + weight; ``rounds_xhat``: before that, to x's
+    dtype; ``clips``: (lower, upper) of a clamp.
     ``residual`` (M, N), last stride 1, in a dtype of its own, is added to x first; the sum is rounded to that dtype, is
     what is normed, and is returned as residual_out. It goes with no clips.
     ``how``: in place of the tile, or the hold, that is chosen for N.
@@ -257,12 +270,13 @@ def forward(
 
             launch(
                 held_forward_kernel, (M,), *arguments[:9], None, *strides, 0, *arguments[11:],
-                ZERO_CENTERED=zero_centered, **t.constants(N, itemsize),
+                ZERO_CENTERED=zero_centered, ROUNDS_XHAT=rounds_xhat, **t.constants(N, itemsize),
             )  # fmt: skip
         else:
             launch(
                 forward_kernel, (ceil_div(M, t.rows),), *arguments,
-                ZERO_CENTERED=zero_centered, ROWS=t.rows, BLOCK=t.block, WHOLE=t.block >= N, num_warps=t.warps,
+                ZERO_CENTERED=zero_centered, ROUNDS_XHAT=rounds_xhat, ROWS=t.rows, BLOCK=t.block, WHOLE=t.block >= N,
+                num_warps=t.warps,
             )  # fmt: skip
     outputs = {"y": y, "residual_out": sums, "mean": mean, "rstd": rstd, "bitmask": bitmask}
     return {name: tensor for name, tensor in outputs.items() if tensor is not None}

@@ -259,7 +259,7 @@ def backward(
 
         launch(
             held_gradients_kernel, (groups,), dy, x, weight, None, rstd, None, dx, parts, None, gate, dgate,
-            None, None, None, *strides, None, 0, M, N, ZERO_CENTERED=False,
+            None, None, None, *strides, None, 0, M, N, ZERO_CENTERED=False, ROUNDS_XHAT=False,
             GATE=(BEFORE if before else AFTER).value, SIGMOID=sigmoid, **how.looped(N, itemsize),
         )  # fmt: skip
     shared = {"BEFORE": before, "SIGMOID": sigmoid, "ROWS": t.rows, "BLOCK": t.block, "num_warps": t.warps}

@@ -139,8 +139,8 @@ def _add_pairs(a, b, c, d):
 def held_gradients_kernel(
     dy_ptr, x_ptr, weight_ptr, mean_ptr, rstd_ptr, bits_ptr, dx_ptr, dw_ptr, db_ptr, added_ptr, dresidual_ptr,
     source_ptr, gate_ptr, dgate_ptr, dy_stride, x_stride, added_stride, source_stride, weight_stride, M, N,
-    ZERO_CENTERED: gl.constexpr, GATE: gl.constexpr, SIGMOID: gl.constexpr, PIECES: gl.constexpr,
-    VECTOR: gl.constexpr, STAGES: gl.constexpr, SHARED: gl.constexpr,
+    ZERO_CENTERED: gl.constexpr, ROUNDS_XHAT: gl.constexpr, GATE: gl.constexpr, SIGMOID: gl.constexpr,
+    PIECES: gl.constexpr, VECTOR: gl.constexpr, STAGES: gl.constexpr, SHARED: gl.constexpr,
 ):  # fmt: skip
     """dx, and one group's sums of dw and db. One program: a row, and each that is so many on as there are programs of
     the sample. A sample is M rows with one weight, which is ``weight_stride`` behind that of the one before.
@@ -272,6 +272,8 @@ def held_gradients_kernel(
             if dresidual_ptr is not None:
                 gl.store(dresidual_ptr + row * N + cols, second.to(dresidual_ptr.dtype.element_ty), mask=cols < N)
             gl.store(dx_ptr + row * N + cols, dx.to(dx_ptr.dtype.element_ty), mask=cols < N)
+            if ROUNDS_XHAT:
+                xhat = xhat.to(dx_ptr.dtype.element_ty).to(gl.float32)
             more_dw = more_dw + (dw[i] + own * xhat,)
             if db_ptr is not None:
                 more_db = more_db + (db[i] + own,)
@@ -312,7 +314,8 @@ def _sum(i: gl.constexpr, rings, residual_rings, residual_ptr, sum_ptr, gate_ptr
 def held_forward_kernel(
     x_ptr, weight_ptr, bias_ptr, y_ptr, mean_ptr, rstd_ptr, bits_ptr, residual_ptr, sum_ptr, gate_ptr,
     x_stride, residual_stride, weight_stride, M, N, eps, lower, upper,
-    ZERO_CENTERED: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr, STAGES: gl.constexpr,
+    ZERO_CENTERED: gl.constexpr, ROUNDS_XHAT: gl.constexpr, PIECES: gl.constexpr, VECTOR: gl.constexpr,
+    STAGES: gl.constexpr,
 ):  # fmt: skip
     """y, mean, rstd, and the sum of x and the residual as it is stored, which is normed. One program: a row.
 
@@ -381,7 +384,10 @@ def held_forward_kernel(
         cols = lanes + i * PIECE
         scale = _scale(i, weight_ptr, (), lanes, N, layout, ZERO_CENTERED, 0, PIECE)
         x = _sum(i, rings, residual_rings, residual_ptr, sum_ptr, gate_ptr, cols, N, layout)
-        z = (x - mean) * rstd * scale
+        z = (x - mean) * rstd
+        if ROUNDS_XHAT:
+            z = z.to(y_ptr.dtype.element_ty).to(gl.float32)
+        z *= scale
         if bias_ptr is not None:
             z += gl.load(bias_ptr + cols, mask=cols < N, other=0.0).to(gl.float32)
         if bits_ptr is not None:

@@ -276,7 +276,7 @@ def forward(
 
         launch(
             held_forward_kernel, (M,), x, scale, shift, *statistics, None, residual, sums, gate,
-            *strides, M // B, N, eps, 0.0, 0.0, ZERO_CENTERED=True, **how.constants(N, max(sizes)),
+            *strides, M // B, N, eps, 0.0, 0.0, ZERO_CENTERED=True, ROUNDS_XHAT=False, **how.constants(N, max(sizes)),
         )  # fmt: skip
     elif M:
         t = _tile(M, N, on_gpu=x.is_cuda, max_block=max_block)
@@ -349,8 +349,8 @@ def backward(
 
         launch(
             held_gradients_kernel, (groups, B), dy, x, scale, mean, rstd, None, dx, *each[:2], *of_sum,
-            *strides[:2], *own_strides, strides[2], S, N, ZERO_CENTERED=True, GATE=0, SIGMOID=False,
-            **how.looped(N, itemsize),
+            *strides[:2], *own_strides, strides[2], S, N, ZERO_CENTERED=True, ROUNDS_XHAT=False,
+            GATE=0, SIGMOID=False, **how.looped(N, itemsize),
         )  # fmt: skip
     else:
         launch(
