@@ -17,7 +17,7 @@ from normcheck.cases.core import drawn
 from normcheck.cases.data_kinds import NOT_FINITE, weight_kinds
 from normcheck.cases.layouts import CHANNELS_LAST, HEADS, ROWS_APART, STRIDED
 from normcheck.cases.sizes import Extent
-from normcheck.cases.split import GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS
+from normcheck.cases.split import GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS, least_prime
 from normcheck.cases.strides import misaligned_alone
 
 LARGE = {
@@ -197,6 +197,7 @@ def of_size(claims: Claims, axis: str, size: int, seed: int) -> Iterator[Case]:
 def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
     """Cases of the LARGE shapes in order of size, each ``times`` times with other data.
 
+    Of a modulated op in two samples, or in one if the rows are a prime: one sample may be summed in several turns.
     There are none if the implementation declares its shapes: the large ones are among those.
     """
     if claims.shapes:
@@ -206,7 +207,8 @@ def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
         if _admitted(claims, m, n):
             dy = order.choice(("shifted", "correlated"))
             dy = _ALONE if m > _GRID_ROWS else dy
-            yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted")), dy=dy)
+            own = {"samples": "one" if least_prime(m) == m else "few"} if claims.op.modulated else {}
+            yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted")), dy=dy, **own)
 
 
 def far_apart(claims: Claims) -> Iterator[Case]:

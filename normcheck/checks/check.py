@@ -156,7 +156,10 @@ def check(
         return result
     subject = _subject(running, result, saved, second)
     probed = probe(subject, rows=depth == Depth.ROWS and not result.failed)
-    result = replace(result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed)
+    notes = tuple(note for note in result.notes if not (probed.problems and note.startswith(FITS_NONE)))
+    result = replace(
+        result, problems=tuple(dict.fromkeys((*result.problems, *probed.problems))), probed=probed, notes=notes
+    )  # what read the memory of others fits no convention, whichever it has
     mode = mode_of(implementation, op, case, device) if ask.other_modes and not result.failed else ""
     problem = wrong_in(mode, subject) if mode else None
     if problem is None:
@@ -179,6 +182,8 @@ def _small_inputs(case: Case, op: str) -> Inputs:
     """The inputs of a small case on the CPU. Those of the present one and of the next are kept: no call gets them."""
     return make(case, OPS[op], "cpu")
 
+
+FITS_NONE = "fits no known convention"
 
 _WEIGHED_ELEMENTS = 1 << 20
 """On a GPU, the elements of the largest case in which those that a 0 would pass are counted: it doubles the work."""
@@ -242,7 +247,7 @@ def _checked(
         if all(c.comparison.ratio <= 1 for c in gradients.checked + special):
             break
     if nearest and not conventions:
-        notes += (f"fits no known convention of {op.name}: judged by the nearest, model={shown(nearest)}",)
+        notes += (f"{FITS_NONE} of {op.name}: judged by the nearest, model={shown(nearest)}",)
     seen = Seen(outputs, gradients.end_to_end, gradients.refused)
     result = Result(
         case,

@@ -244,11 +244,13 @@ def _strides_in_words(case: Case, op: Op, *, backward: bool) -> str:
             " and ".join(f"{name}.stride(0)" for name in names),
         )
         return f"Samples of {' and '.join(names)} lie {lie} elements apart here: does it use {use}?"
-    use = " and ".join(f"{name}.stride({0 if name in MODULATION else -2})" for name in names)
+    of_samples = {name for name in names if case.channels or name in MODULATION}
+    use = " and ".join(f"{name}.stride({0 if name in of_samples else -2})" for name in names)
     distances = dict.fromkeys(
         f"{modulation_stride(case, name) if name in MODULATION else case.N + gap_of(case, name)}" for name in names
     )
-    lie = f"Rows of {' and '.join(names)} lie {' and '.join(distances)} elements apart here, not N={case.N}"
+    what = "Samples" if case.channels else "Rows"
+    lie = f"{what} of {' and '.join(names)} lie {' and '.join(distances)} elements apart here, not N={case.N}"
     return f"{lie}: does it use {use}?"
 
 

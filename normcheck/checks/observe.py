@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from torch import Tensor
@@ -83,12 +83,12 @@ def observe(
     case: Case,
     started: Started,
     bits: Tensor | None,
-    between: tuple[Case, Inputs] | None = None,
+    between: Sequence[tuple[Case, Inputs]] = (),
 ) -> tuple[Seen, tuple[Problem, ...]]:
     """Call forward and backward -> what they returned, and the problems of writes to memory that is not theirs.
 
-    ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op gets. ``between``: a case, and
-    other inputs, for which forward is called before backward. Raises what the calls raise, except a backward's refusal.
+    ``bits``: bool (M, N), the reference's bitmask, which the backward of a clamped op gets. ``between``: cases, and
+    their inputs, for which forward is called before backward. Raises what the calls raise, except a backward's refusal.
     """
     seen, problems = _call_both(implementation, op, case, started, bits, between)
     done = written(implementation, started.before, started.given)
@@ -110,17 +110,17 @@ def _call_both(
     case: Case,
     started: Started,
     bits: Tensor | None,
-    between: tuple[Case, Inputs] | None = None,
+    between: Sequence[tuple[Case, Inputs]] = (),
 ) -> tuple[Seen, tuple[Problem, ...]]:
     given, run, forward = started.given, started.run, started.forward.result()
     outputs, _ = usable_outputs(op, case, given, forward.outputs)
     if op.main_output not in outputs:
         return Seen(outputs), ()
-    if between is not None:
-        if replace(between[0], seed=case.seed) == case:
-            run.forward(*between).result()
+    for other, inputs in between:
+        if replace(other, seed=case.seed) == case:
+            run.forward(other, inputs).result()
         else:
-            _call_between(run, *between)
+            _call_between(run, other, inputs)
     if op.quantises:
         return Seen(outputs), ()
     if implementation.backward is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
 from torch import Tensor
@@ -22,24 +22,33 @@ _FRESH_RUNS = 4  # the earlier runs of a case may have left so many blocks of me
 
 
 def state_of_latest_forward(subject: Subject) -> Problem | None:
-    """Call forward twice, then the backward of the first call, as a network with two such layers does.
+    """Call forward again before the backward of the first call, as a network with several such layers does.
 
-    The second call has other inputs of the case, other weights too, or is of a case that ran before, by turns.
+    The case with other inputs, other weights too, overwrites what is kept for its shape; a case that ran before, three
+    times of four, what is kept of the latest call. If the first does harm by itself, it is told.
     """
     i, case = subject.implementation, subject.case
     if not i.deterministic:
         return None
-    earlier = _earlier(subject) if case.seed % 4 else None
-    other, words = earlier or replace(case, seed=case.seed + 1), f"{earlier or 'other inputs'}"
-    between = other, make(other, subject.op, subject.inputs.x.device.type)
-    started = start(i, case, subject.inputs, Surroundings(), others_first=True)
-    seen, _ = observe(i, subject.op, case, started, subject.bits, between)
-    found = first_difference(subject.first, seen)
+    earlier = [_earlier(subject)] if case.seed % 4 else []
+    others = [replace(case, seed=case.seed + 1), *filter(None, earlier)]
+    found = _difference_after(subject, others)
     if found is None:
         return None
-    name, how_many = found
+    alone = _difference_after(subject, others[:1]) if len(others) > 1 else found
+    name, how_many = alone or found
+    words = "other inputs" if alone else f"{others[-1]}"
     message = f"{name} is not the same when forward is called for {words} before backward: {how_many}"
     return Problem("not_repeatable", name, message, check=EARLIER_CALLS)
+
+
+def _difference_after(subject: Subject, others: Iterable[Case]) -> tuple[str, str] | None:
+    """The first output that differs if forward is called for these cases before backward, and by how much."""
+    i, case = subject.implementation, subject.case
+    between = [(other, make(other, subject.op, subject.inputs.x.device.type)) for other in others]
+    started = start(i, case, subject.inputs, Surroundings(), others_first=True)
+    seen, _ = observe(i, subject.op, case, started, subject.bits, between)
+    return first_difference(subject.first, seen)
 
 
 def _earlier(subject: Subject) -> Case | None:

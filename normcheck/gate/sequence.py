@@ -11,6 +11,7 @@ from itertools import islice, pairwise
 from typing import NamedTuple
 
 from normcheck.cases.beyond import (
+    LARGE,
     extreme,
     far_apart,
     full_blocks,
@@ -37,6 +38,9 @@ ROWS_EVERY = 8
 """After the core every eighth case has the probes of rows, and every second those of memory: they cost runs."""
 
 _MEMORY_EVERY = 2
+
+_QUICK_ELEMENTS = 1 << 20
+"""Large cases up to so many elements come before all others: on a busy machine there is time for few."""
 
 _DEEP_SHARE = 1 / 8
 """A large case is probed if that is expected to take no more than this share of the time that is left."""
@@ -164,7 +168,9 @@ class Sequence:
                 yield case, True
         for case in (*full_blocks(claims, self._seed), *splits_of_models(claims, self._seed)):
             yield case, False
-        for case in many(claims, self._seed, claims.layouts[0]):
+        by_size = list(large(claims, self._plan.device, profile.large_times if on_gpu else 1, self._seed))
+        quick = [case for case in by_size[: len(LARGE[self._plan.device])] if case.M * case.N <= _QUICK_ELEMENTS]
+        for case in (*quick, *many(claims, self._seed, claims.layouts[0])):
             yield case, True
         for case in far_apart(claims) if on_gpu else ():
             yield case, False
@@ -174,7 +180,7 @@ class Sequence:
             yield case, not case.small
         for case in extreme(claims, self._seed) if on_gpu and profile.powers else ():
             yield case, True
-        for case in large(claims, self._plan.device, profile.large_times if on_gpu else 1, self._seed):
+        for case in by_size[len(quick) :]:
             yield case, True
         for case in many(claims, self._seed, "strided") if claims.layouts[0] != "strided" else ():
             yield case, True

@@ -106,6 +106,8 @@ def headline(finding: Finding) -> str:
     output = short(finding.output)
     if finding.kind == "not_repeatable" and finding.check in _NOT_REPEATABLE:
         return _NOT_REPEATABLE[finding.check].replace("{output}", output or "something")
+    if finding.kind == "context" and finding.traceback and not output:
+        return f"raises an exception in another context ({short(finding.check)})"
     title = TITLES.get(finding.kind, "{output} " + finding.kind.replace("_", " "))
     words = title.replace("{output}", output or "something").strip()
     extra = [] if "{output}" in title else [output]

@@ -83,6 +83,14 @@ def test_a_row_of_more_columns_than_a_block_has_may_be_refused() -> None:
     assert unusual(of(65537)) == ("N=65537",)
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_of_a_modulated_op_a_sample_has_tens_of_thousands_of_rows(device: str) -> None:
+    """A prime number of rows was as many samples: sums over at most 8192 rows of a sample passed."""
+    asked = list(large(claims("layernorm_modulate"), device, 1, 0))
+    assert max(case.M // case.batch for case in asked) > 40000
+    assert min(case.M // case.batch for case in asked if case.M > 16384) > 400
+
+
 @pytest.mark.parametrize("op", ["rmsnorm_gated", "fused_add_rmsnorm", "qk_norm_rope"])
 def test_what_is_large_is_finite(op: str) -> None:
     """A large case with infinite gates took 20 of a cell's 28 seconds: what is not finite is judged by itself."""

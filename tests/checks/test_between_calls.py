@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,13 @@ from torch import Tensor
 
 import normcheck
 from normcheck import Implementation
+from normcheck.cases.depth import Depth
+from normcheck.cases.ops import OPS
+from normcheck.checks.ask import Ask
+from normcheck.checks.check import check
 from normcheck.result import CONTEXT, EARLIER_CALLS, Verdict
+from normcheck.runner.session import LocalSession
+from tests.case_lines import case_of
 from tests.command_line import Cli
 from tests.quality.context_kernels import Right, function, gradients, plain
 
@@ -117,6 +124,27 @@ class OneRstd(Right):
         kept = latest.setdefault(("rstd", rstd.shape), torch.empty_like(rstd)).copy_(rstd)
         ctx.save_for_backward(x, weight, kept.data)
         return y
+
+
+class OneRstdOfWideRows(Right):
+    """Wrong: as that, if rows are as wide as those of large models."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        wide = x.shape[-1] >= 4096
+        y: Tensor = (OneRstd if wide else Right).forward(ctx, x, weight, eps)
+        return y
+
+
+def test_what_is_kept_for_a_shape_is_found_whichever_case_comes_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In three of four cases it was one that ran before, of another N: of wide rows few are left."""
+    latest.clear()
+    made = Implementation(name="mine", op="rmsnorm", forward=function(OneRstdOfWideRows), biases=(False,))
+    case = case_of(CASE.replace("M=40 N=32", "M=2 N=4096"))
+    monkeypatch.setattr(LocalSession, "before", (replace(case, N=40, eps=0.1),))
+    result = check(made, OPS["rmsnorm"], case, "cpu", Ask(Depth.ROWS))
+    assert [problem.check for problem in result.problems] == [EARLIER_CALLS]
+    assert "for other inputs before backward" in result.problems[0].message
 
 
 @pytest.mark.parametrize("case", [CASE, STRIDED])

@@ -143,6 +143,24 @@ def test_a_kernel_that_ignores_strides_is_asked_whether_it_uses_them(tmp_path: P
     assert advice in " ".join(done.out.split())
 
 
+OF_GROUPS = """
+import torch
+
+def groupnorm(x, weight, bias, eps, groups):
+    packed = torch.as_strided(x, x.shape, torch.empty(x.shape, device="meta").stride())
+    y = torch.nn.functional.group_norm(packed.float(), groups, weight.float(), None, eps)
+    return (y if bias is None else y + bias.float()[:, None]).to(x.dtype)
+"""
+
+
+def test_of_samples_that_lie_apart_the_stride_of_a_sample_is_asked_for(tmp_path: Path, cli: Cli) -> None:
+    line = "groupnorm fp32 M=3 N=24 eps=1e-05 rows=normal dy=normal layout=x_strided seed=0 gap=2 channels=4 groups=2"
+    done = cli("repro", written(tmp_path, "mine.py", OF_GROUPS), line)
+    assert done.code == ExitCode.FOUND
+    advice = "Samples of x lie 26 elements apart here, not N=24: does it use x.stride(0)?"
+    assert advice in " ".join(done.out.split())
+
+
 SCALED = """
 def rmsnorm(x, weight, eps):
     wide = x.float()
