@@ -13,7 +13,7 @@ from normcheck.bounds.expected import parts_of
 from normcheck.bounds.given import Given, given
 from normcheck.cases.tensor_names import OF_SAMPLES, ROOT_FIRST
 from normcheck.checks.finding import mismatch
-from normcheck.errors import UsageError, one_of
+from normcheck.errors import UsageError, one_of, shown
 from normcheck.oracle.compare import Expectation, compare, merge
 from normcheck.oracle.distance import moved
 from normcheck.oracle.judge import Checked
@@ -61,9 +61,13 @@ def assert_within(
     held: dict[str, list[Expectation]] = {}
     for part in parts_of(about, gradients=dy is not None):
         held.setdefault(part.output, []).append(part)
-    for name in outputs:
+    if not outputs:
+        raise UsageError(f"outputs={{}}: expected {one_of(held)}, or several")
+    for name, output in outputs.items():
         if name not in held:
             raise UsageError(f"outputs={name}: expected {one_of(held)}" + " (gradients need dy)" * (dy is None))
+        if not isinstance(output, Tensor):
+            raise UsageError(f"outputs[{name}]={shown(output)}: expected a torch.Tensor")
     wrong = [_finding(about, outputs[name], held[name]) for name in ROOT_FIRST if name in outputs]
     found = [finding for finding in wrong if finding is not None]
     if found:

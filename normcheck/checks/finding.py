@@ -24,7 +24,7 @@ from normcheck.cases.op import Op
 from normcheck.cases.split import others_behind
 from normcheck.cases.strides import MODULATION, apart, cotangents, expanded, gap_of, in_channels_last, modulation_stride
 from normcheck.cases.tensor_names import GRADIENTS, ROOT_FIRST, STATISTICS
-from normcheck.checks import missing_bias, own_limit
+from normcheck.checks import missing_bias, other_op, own_limit
 from normcheck.checks.ask import Ask
 from normcheck.checks.bitmask_diff import bit_diff
 from normcheck.checks.cause import cause
@@ -123,6 +123,7 @@ def _found(cell: Cell, result: Result, device: str, *, advise: bool, after: Sequ
             or own_limit.advice(first, result.case)
             or _overwriting(first)
             or _recorded(cell, first)
+            or (other_op.advice(cell, result, device) if advise and first.kind == "dtype" else "")
             or _strides(cell, result, device, advise=advise),
             line=_line(cell, first.output, first.frames),
         )
@@ -191,6 +192,11 @@ def _recorded(cell: Cell, problem: Problem) -> str:
         return (
             "saved has the outputs of the op that forward returned, and its plain values, but no other tensors: "
             "compute them again, or keep them by a torch.autograd.Function."
+        )
+    if "a leaf Variable that requires grad" in problem.message and problem.message.startswith("forward"):
+        return (
+            "Inputs are leaves of autograd's graph, which no call may mark as written to: leave out ctx.mark_dirty, "
+            "or declare a backward."
         )
     own = cell.implementation.backward is not None  # which is called, and the inputs then require no grad
     if own or not any(words in problem.message for words in _OF_AUTOGRAD):

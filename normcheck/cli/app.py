@@ -194,8 +194,12 @@ def main() -> None:
         code = error.exit_code
     except Exception as error:
         # Typer complains about the command line; any other exception is a fault of normcheck and keeps its traceback
-        if hasattr(error, "format_message"):
-            _complain(error.format_message())
+        said = getattr(error, "format_message", None)
+        if said is not None and type(error).__name__ == "NoArgsIsHelpError":
+            print(said(), file=sys.stderr)
+            code = UsageError.exit_code
+        elif said is not None:
+            _complain(said())
             code = UsageError.exit_code
         else:
             traceback.print_exc()

@@ -6,6 +6,7 @@ every failure, with strategies that draw nothing less simple than the failing ca
 
 from __future__ import annotations
 
+import os
 import random
 import time
 import zlib
@@ -16,6 +17,7 @@ from itertools import product
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
+from hypothesis.configuration import set_hypothesis_home_dir, storage_directory
 from hypothesis.errors import Flaky, NoSuchExample
 from hypothesis.strategies import SearchStrategy
 
@@ -59,10 +61,14 @@ def search(
         verbosity=Verbosity.quiet,
         suppress_health_check=list(HealthCheck),
     )
+    home = storage_directory("constants").home_directory
+    set_hypothesis_home_dir(os.devnull)  # else it leaves a folder in the working directory
     try:
         return find(strategy, fails, settings=quiet, random=random.Random(seed))
     except (NoSuchExample, Flaky):
         return None
+    finally:
+        set_hypothesis_home_dir(home)  # a test of the user's may be at work
 
 
 def seed_of(cell: Cell, seed: int) -> int:

@@ -117,7 +117,11 @@ def _of_function(function: Callable[..., Any], spec: str, op: Op | None) -> Adap
     if signature is None:
         return Adapted(function, (False, True), (True,))
     names = signature.parameters
-    own = parameters_of(signature, besides=(*_OPTIONS, _SCALE_LIMIT, SHAPE, *_GROUP_COUNTS, *_NAMED))
+    besides = {*_OPTIONS, _SCALE_LIMIT, SHAPE, *_GROUP_COUNTS, *_NAMED}
+    own = parameters_of(signature, besides)
+    of_codes = op is not None and op.quantises
+    if SCALE in names and not (SHIFT in names or of_codes or "weight" in own.tensors):  # others call it weight
+        own = parameters_of(signature, besides - {SCALE})
 
     def arguments(tensors: Sequence[Any], eps: float, options: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         values = {_called(key, names): value for key, value in options.items()}
@@ -148,8 +152,8 @@ def _of_function(function: Callable[..., Any], spec: str, op: Op | None) -> Adap
     forward.__wrapped__ = function  # type: ignore[attr-defined]  # for source_location
     optional = "weight" in own.tensors and names[own.tensors["weight"]].default is None
     weights = ((False, True) if optional else (True,)) if "weight" in takes else (False,)
-    of_codes = {} if SCALE in names else {SCALE: "any", "scale_limit": _SCALE_LIMIT in names}
-    return Adapted(forward, (False, True) if "bias" in takes else (False,), weights, _named_in(names, op), of_codes)
+    says = {} if SCALE in names else {SCALE: "any", "scale_limit": _SCALE_LIMIT in names}
+    return Adapted(forward, (False, True) if "bias" in takes else (False,), weights, _named_in(names, op), says)
 
 
 def _of_bare_layer(kind: type[Any], eps_name: str, has_bias: bool) -> Adapted:

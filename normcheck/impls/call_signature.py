@@ -11,7 +11,11 @@ SHAPE = "normalized_shape"
 """What torch calls the dimensions over which it norms."""
 
 _ROLES = MappingProxyType(
-    {"x": "x", "weight": "weight", "gamma": "weight", "w": "weight", "bias": "bias", "beta": "bias", "b": "bias"}
+    {
+        "x": "x",
+        **dict.fromkeys(("weight", "gamma", "scale", "w"), "weight"),
+        **dict.fromkeys(("bias", "beta", "b"), "bias"),
+    }
 )
 """The name of a parameter -> the tensor that it has."""
 

@@ -192,6 +192,13 @@ def test_an_output_that_nobody_owes_is_named() -> None:
         normcheck.assert_within({"y": outputs["y"][:1]}, "rmsnorm", **given)
 
 
+@pytest.mark.parametrize("outputs", [{}, {"y": torch.zeros(2, 8).numpy()}], ids=["none", "numpy"])
+def test_what_is_no_output_is_named(outputs: Any) -> None:
+    """Nothing was within every bound."""
+    with pytest.raises(UsageError, match=r"outputs.*: expected"):
+        normcheck.assert_within(outputs, "rmsnorm", x=torch.ones(2, 8), weight=torch.ones(8), eps=1e-5)
+
+
 def test_ulps_count_the_numbers_between() -> None:
     one = torch.tensor([1.0, -0.0, float("nan")])
     assert normcheck.ulps(one, torch.tensor([1.0 + 2**-22, 0.0, float("nan")])) == 2

@@ -63,6 +63,66 @@ def test_torch_passes(cli: Cli, op: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("words", [(), ("baseline",)])
+def test_without_a_command_the_help_has_its_lines(cli: Cli, words: tuple[str, ...]) -> None:
+    done = cli(*words)
+    assert (done.code, done.out) == (2, "")
+    assert done.err.startswith("Usage: normcheck") and done.err.count("\n") > 10
+
+
+LLAMA = """
+def rmsnorm(x, weight, eps):
+    wide = x.float()
+    return weight * (wide * (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
+"""
+
+
+def test_of_a_kernel_that_rounds_as_llama_does_the_report_names_that_op(cli: Cli, kernel_file: KernelFile) -> None:
+    done = cli("verify", "--impl", kernel_file(LLAMA).name, *FEW)
+    assert done.code == 1 and "y has the wrong dtype" in done.out
+    assert "It is right as rmsnorm_llama" in " ".join(done.out.split())
+    wrong = LLAMA.replace("+ eps", "+ 2 * eps + 0.5")
+    done = cli("verify", "--impl", kernel_file(wrong, name="wrong.py").name, *FEW)
+    assert done.code == 1 and "rmsnorm_llama" not in done.out
+
+
+MARKED = """
+import torch
+from normcheck import Implementation
+
+class Marks(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, eps):
+        ctx.mark_dirty(x)
+        return x.copy_(torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps))
+
+    @staticmethod
+    def backward(ctx, dy):
+        return dy, None, None
+
+def forward(x, weight, bias, *, eps):
+    return Marks.apply(x, weight, eps)
+
+IMPLEMENTATIONS = (Implementation(name="mine", op="rmsnorm", forward=forward, overwrites=("x",), biases=(False,)),)
+"""
+
+
+def test_who_marks_an_input_as_written_to_is_told_that_it_is_a_leaf(cli: Cli, kernel_file: KernelFile) -> None:
+    done = cli("verify", "--impl", kernel_file(MARKED).name, *FEW)
+    assert done.code == 1 and "leave out ctx.mark_dirty" in " ".join(done.out.split())
+
+
+@pytest.mark.usefixtures("cli")  # an empty folder
+def test_a_finding_leaves_nothing_in_the_working_directory(written: Callable[..., str]) -> None:
+    """Hypothesis kept what it knows of source files there."""
+    name = written(
+        RIGHT, TIMES_1_01, "def forward(x, weight, bias, *, eps): return wrong(x, weight, bias, eps)", DECLARED
+    )
+    done = subprocess.run([sys.executable, "-m", "normcheck", "verify", "--impl", name, *FEW], capture_output=True)
+    assert done.returncode == 1
+    assert {path.name for path in Path().iterdir()} <= {name, "__pycache__"}
+
+
 def test_few_cases_are_thin(cli: Cli) -> None:
     """In the profile that runs by default as well, whether it is required or not."""
     few = ("verify", "--impl", "torch", "--op", "rmsnorm", *FEW)
