@@ -112,17 +112,6 @@ def test_who_marks_an_input_as_written_to_is_told_that_it_is_a_leaf(cli: Cli, ke
     assert done.code == 1 and "leave out ctx.mark_dirty" in " ".join(done.out.split())
 
 
-@pytest.mark.usefixtures("cli")  # an empty folder
-def test_a_finding_leaves_nothing_in_the_working_directory(written: Callable[..., str]) -> None:
-    """Hypothesis kept what it knows of source files there."""
-    name = written(
-        RIGHT, TIMES_1_01, "def forward(x, weight, bias, *, eps): return wrong(x, weight, bias, eps)", DECLARED
-    )
-    done = subprocess.run([sys.executable, "-m", "normcheck", "verify", "--impl", name, *FEW], capture_output=True)
-    assert done.returncode == 1
-    assert {path.name for path in Path().iterdir()} <= {name, "__pycache__"}
-
-
 def test_few_cases_are_thin(cli: Cli) -> None:
     """In the profile that runs by default as well, whether it is required or not."""
     few = ("verify", "--impl", "torch", "--op", "rmsnorm", *FEW)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
 from hypothesis import Phase
 from hypothesis import strategies as st
+from hypothesis.configuration import storage_directory
 from torch import Tensor
 from torch.nn import functional
 
@@ -151,3 +153,16 @@ def test_each_cell_has_a_seed_of_its_own() -> None:
     cell, *_ = failed_at(0.0)
     assert seed_of(cell, 0) == seed_of(cell, 0) != seed_of(cell, 1)
     assert seed_of(replace(cell, dtype="fp16"), 0) != seed_of(cell, 0)
+
+
+def test_a_search_writes_to_no_folder_of_the_user() -> None:
+    """Hypothesis kept there what it knows of source files."""
+    before, within = storage_directory("constants").home_directory, set[str]()
+
+    def fails(number: int) -> bool:
+        within.add(str(storage_directory("constants").home_directory))
+        return number > 3
+
+    assert search(st.integers(0, 9), fails, seed=1, tries=20, phases=BOTH) == 4
+    assert within == {os.devnull}
+    assert storage_directory("constants").home_directory == before
