@@ -4,7 +4,8 @@ A small failing case alone fits many faults. So the kernel runs on a few more ca
 named if it predicts every element of every output in all of them, those that are right included, and no other does.
 
 Some faults are there in some calls only, such as those of one N, or without a bias. If none explains the usual cases,
-the kernel runs on others that have the N, the parameters and the layout of the failing one.
+the kernel runs on others that have the N, the parameters and the layout of the failing one. No usual case may be wrong
+by anything else then: at N = 2 a tail that is left out is the last column.
 """
 
 from __future__ import annotations
@@ -97,11 +98,13 @@ def explanation(
     first = None if is_special(failed.case) else evidence(cell.op, failed, own_backward=own_backward)
     own = [] if first is None else [first]
     every, tried = _left(every, own), len({fault.name for fault, _ in every})
+    wrong: list[Evidence] = []
 
     def found(cases: Iterable[Case]) -> Iterator[Evidence]:
         for result in _results(cell, cases, setting, end):
             one = evidence(cell.op, result, own_backward=own_backward)
             if one is not None:
+                wrong.extend([one] * result.failed)
                 yield one
 
     usual, left = _narrowed(every, found(_usual_cases(cell.claims, failed.case)))
@@ -113,6 +116,8 @@ def explanation(
     alike, left = _narrowed(always, found(_cases_alike(cell.claims, failed.case)))
     if len(own) + len(alike) < _FEWEST_ALIKE or not _is_told(left, [*own, *alike]):
         return None
+    if any(not _left(left, [one]) for one in wrong):
+        return None  # other calls are wrong as well, and not by this fault
     told = _explanation(cell.op, left, [*own, *alike], tried - 1)
     return replace(told, only=_only(failed.case, cell.claims))
 

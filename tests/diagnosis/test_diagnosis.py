@@ -294,6 +294,18 @@ def test_a_fault_of_calls_that_are_not_alike_is_not_named() -> None:
     assert named(_sometimes(lambda x, bias: x.shape[0] == 9)) == ""
 
 
+def test_a_fault_is_not_named_by_one_n_if_another_n_is_wrong_by_something_else() -> None:
+    """Two columns of N are one tail of eight, or the last column: at N = 37 it is five of them."""
+
+    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> dict[str, Any]:
+        wide, whole = x.float(), max(x.shape[-1] // 8 * 8, 1)
+        rstd = 1 / (wide[:, :whole].square().sum(-1, keepdim=True) / x.shape[-1] + eps).sqrt()
+        y = wide * rstd * weight.float()
+        return {"y": (y if bias is None else y + bias.float()).to(x.dtype)}
+
+    assert told(plain(forward=forward, backward=None), M=5, N=2, bias=True) is None
+
+
 def test_of_faults_that_fit_alike_none_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """One small case is not enough to tell them apart, and there are no others to look at."""
     monkeypatch.setattr(explain, "_CASES", ())
