@@ -16,6 +16,7 @@ from normcheck.cases.case import Case
 from normcheck.cases.op import Op
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned
+from normcheck.cases.tensor_names import GRADIENTS
 from normcheck.checks import gpu_memory
 from normcheck.checks.attempt import died, timed_out, why_not
 from normcheck.checks.cell import Cell
@@ -330,6 +331,8 @@ class _Trial:
         kind = "wrong" if min(self.shares) < 1.0 else "right" if stage == "right" else "thin"
         left = self.planned - len(self.shares) - self.refused
         parts = [f"{sum(share == 1.0 for share in self.shares)} of {self.planned} cases are right"]
+        gradients = self.op.quantises or any(name in self.outputs for name in GRADIENTS)
+        parts += ["gradients are not checked, as y carries no graph"] * (not gradients)
         parts += [f"{self.refused} refused, as {self.reason}"] * bool(self.refused)
         parts += [f"time was over after {len(self.shares)}"] * (left > 0 and self.deaths < _MOST_DEATHS)
         if dear:
