@@ -1,4 +1,4 @@
-"""The contexts of a cell, tried after its core on two or three shapes that have run."""
+"""The contexts of a cell, tried after its core on some shapes that have run."""
 
 from __future__ import annotations
 
@@ -32,6 +32,9 @@ _FEW_ROWS, _ROWS = range(8, 65), range(65, 513)
 of one row at a time takes seconds."""
 
 _SHORT = 1024
+
+_WIDE = range(4096, 1 << 15)
+"""Columns of a case of few rows in which a network's calls are tried as well: more than those above may have."""
 
 _OF_ONE_ROW = ("again", "inference")
 """Contexts that are also tried on one row, as of one token that is decoded: for that many keep an output."""
@@ -114,6 +117,9 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, 
     if of_one_row:
         case = replace(max(of_one_row, key=lambda each: (each.N % 64 == 0, each.N)), rows="normal", dy="normal")
         yield from ((name, case) for name in _OF_ONE_ROW if name in plan.contexts)
+    wide = [case for case in ran if case.M and case.N in _WIDE and case.weights != NO_WEIGHT]
+    if wide and "again" in plan.contexts:
+        yield "again", replace(min(wide, key=lambda each: each.M * each.N), rows="normal", dy="normal")
 
 
 def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:

@@ -177,6 +177,25 @@ def test_a_row_alone_is_tried_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tried(kernels.Right, one)[1]["again"].cases == 3
 
 
+class WideOnce(kernels.Right):
+    """Its backward spoils rstd of wide rows: another through the same graph is wrong."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        found = kernels.Right.backward(ctx, dy)
+        if dy.shape[1] >= 4096:
+            ctx.saved_tensors[2].data.mul_(0.5)
+        return found
+
+
+def test_wide_rows_are_tried_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compiled, "graphs", lambda: 0)
+    wide = parsed(LINE.format(m=2, n=8192) + " bias=none")
+    assert tried(WideOnce)[0] == ""
+    assert tried(WideOnce, wide)[0] == "again dx"
+    assert tried(kernels.Right, wide)[0] == ""
+
+
 def test_what_is_compiled_anew_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalSession, "graphs", 1)
     assert tried(FrozenInput)[0] == "frozen dw"
