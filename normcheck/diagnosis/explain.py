@@ -97,7 +97,7 @@ def explanation(
         every = _of_memory(every, failed.case, earlier)
     first = None if is_special(failed.case) else evidence(cell.op, failed, own_backward=own_backward)
     own = [] if first is None else [first]
-    every, tried = _left(every, own), len({fault.name for fault, _ in every})
+    at_first, every, tried = every, _left(every, own), len({fault.name for fault, _ in every})
     wrong: list[Evidence] = []
 
     def found(cases: Iterable[Case]) -> Iterator[Evidence]:
@@ -116,7 +116,8 @@ def explanation(
     alike, left = _narrowed(always, found(_cases_alike(cell.claims, failed.case)))
     if len(own) + len(alike) < _FEWEST_ALIKE or not _is_told(left, [*own, *alike]):
         return None
-    if any(not _left(left, [one]) for one in wrong):
+    same = [each for each in at_first if each[0].name == left[0][0].name]
+    if any(not _left(same, [one]) for one in wrong):
         return None  # other calls are wrong as well, and not by this fault
     told = _explanation(cell.op, left, [*own, *alike], tried - 1)
     return replace(told, only=_only(failed.case, cell.claims))
