@@ -6,19 +6,19 @@ every failure, with strategies that draw nothing less simple than the failing ca
 
 from __future__ import annotations
 
-import os
 import random
 import time
 import zlib
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from itertools import product
 from typing import TypeVar
 
 from hypothesis import HealthCheck, Phase, Verbosity, find, settings
-from hypothesis.configuration import set_hypothesis_home_dir, storage_directory
 from hypothesis.errors import Flaky, NoSuchExample
+from hypothesis.internal.conjecture import providers
+from hypothesis.internal.constants_ast import Constants
 from hypothesis.strategies import SearchStrategy
 
 from normcheck.cases.case import Case
@@ -61,14 +61,27 @@ def search(
         verbosity=Verbosity.quiet,
         suppress_health_check=list(HealthCheck),
     )
-    home = storage_directory("constants").home_directory
-    set_hypothesis_home_dir(os.devnull)  # else it leaves a folder in the working directory
     try:
-        return find(strategy, fails, settings=quiet, random=random.Random(seed))
+        with _of_the_seed_alone():
+            return find(strategy, fails, settings=quiet, random=random.Random(seed))
     except (NoSuchExample, Flaky):
         return None
+
+
+@contextmanager
+def _of_the_seed_alone() -> Iterator[None]:
+    """Keep Hypothesis from mixing the numbers of all source files into what it draws: it reads each first, keeps
+    them in a folder of the working directory, and finds another smallest case after an edit. No setting forbids it.
+    """
+    numbers = "_get_local_constants"
+    usual = getattr(providers, numbers, None)
+    if usual is not None:
+        setattr(providers, numbers, Constants)
+    try:
+        yield
     finally:
-        set_hypothesis_home_dir(home)  # a test of the user's may be at work
+        if usual is not None:  # a test of the user's may be at work
+            setattr(providers, numbers, usual)
 
 
 def seed_of(cell: Cell, seed: int) -> int:
