@@ -193,7 +193,7 @@ def _recorded(cell: Cell, problem: Problem) -> str:
             "saved has the outputs of the op that forward returned, and its plain values, but no other tensors: "
             "compute them again, or keep them by a torch.autograd.Function."
         )
-    if "a leaf Variable that requires grad" in problem.message and problem.message.startswith("forward"):
+    if "a leaf Variable that requires grad has been used" in problem.message:
         return (
             "Inputs are leaves of autograd's graph, which no call may mark as written to: leave out ctx.mark_dirty, "
             "or declare a backward."

@@ -16,16 +16,18 @@ from types import SimpleNamespace
 
 import torch
 
-CALLS = [0]
+CALLS, SHAPES, OTHER = [0], set(), []
 counts = SimpleNamespace(counters=defaultdict(Counter))  # as of torch's own, whose import takes seconds
 dynamo = sys.modules.setdefault("torch._dynamo.utils", counts)
 
 def rmsnorm(x, weight, eps):
     CALLS[0] += 1
-    if CALLS[0] == 40:
+    if CALLS[0] >= 40 and not OTHER and x.shape not in SHAPES:  # another graph is made for another shape
+        OTHER.append(x.shape)
         dynamo.counters["stats"]["unique_graphs"] += {graphs}
+    SHAPES.add(x.shape)
     wide = x.float()
-    if CALLS[0] > 40:
+    if OTHER:
         return wide / torch.sqrt(wide.square().sum(-1, keepdim=True) / x.shape[-1] + eps) * weight.float()
     return wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * weight.float()
 """
