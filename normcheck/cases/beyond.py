@@ -197,8 +197,9 @@ def of_size(claims: Claims, axis: str, size: int, seed: int) -> Iterator[Case]:
 def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
     """Cases of the LARGE shapes in order of size, each ``times`` times with other data.
 
-    Of a modulated op in two samples, or in one if the rows are a prime: one sample may be summed in several turns.
-    There are none if the implementation declares its shapes: the large ones are among those.
+    Of a modulated op in two samples, or in one if the rows are a prime: one sample may be summed in several turns. More
+    rows than a grid has are as many samples as well. There are none if the implementation declares its shapes: the
+    large ones are among those.
     """
     if claims.shapes:
         return
@@ -207,8 +208,9 @@ def large(claims: Claims, device: str, times: int, seed: int) -> Iterator[Case]:
         if _admitted(claims, m, n):
             dy = order.choice(("shifted", "correlated"))
             dy = _ALONE if m > _GRID_ROWS else dy
-            own = {"samples": "one" if least_prime(m) == m else "few"} if claims.op.modulated else {}
-            yield _drawn(claims, order, m, n, rows=order.choice(("normal", "shifted")), dy=dy, **own)
+            rows, samples = order.choice(("normal", "shifted")), "one" if least_prime(m) == m else "few"
+            for own in (samples, *["each"] * (m > _GRID_ROWS)) if claims.op.modulated else ("",):
+                yield _drawn(claims, order, m, n, rows=rows, dy=dy, **({"samples": own} if own else {}))
 
 
 def far_apart(claims: Claims) -> Iterator[Case]:

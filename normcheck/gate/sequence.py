@@ -7,11 +7,10 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from itertools import islice, pairwise
+from itertools import islice, pairwise, takewhile
 from typing import NamedTuple
 
 from normcheck.cases.beyond import (
-    LARGE,
     extreme,
     far_apart,
     full_blocks,
@@ -169,7 +168,7 @@ class Sequence:
         for case in (*full_blocks(claims, self._seed), *splits_of_models(claims, self._seed)):
             yield case, False
         by_size = list(large(claims, self._plan.device, profile.large_times if on_gpu else 1, self._seed))
-        quick = [case for case in by_size[: len(LARGE[self._plan.device])] if case.M * case.N <= _QUICK_ELEMENTS]
+        quick = list(takewhile(lambda case: case.M * case.N <= _QUICK_ELEMENTS, by_size))
         for case in (*quick, *many(claims, self._seed, claims.layouts[0])):
             yield case, True
         for case in far_apart(claims) if on_gpu else ():
