@@ -508,3 +508,9 @@ def test_rest_after_live_does_not_repeat_the_cells() -> None:
     terminal.render(failing(), _text.console_for(stream, width=80), cells=False)
     assert stream.getvalue() in written(failing())
     assert "pass  rmsnorm" not in stream.getvalue()
+
+
+@pytest.mark.parametrize(("frames", "says"), [(("mine.py:3",), "raises an exception"), ((), "something is wrong")])
+def test_what_raises_in_a_context_is_not_said_to_be_wrong(frames: tuple[str, ...], says: str) -> None:
+    found = Finding(kind="context", output="", check="inference", case="", message="", reproduce="", traceback=frames)
+    assert f"{says} in another context (inference)" in written(run(failed(found), status="fail"))

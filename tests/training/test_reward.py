@@ -110,6 +110,9 @@ def test_what_is_worse_has_a_smaller_score_and_what_cheats_or_breaks_has_its_kin
     assert right.cases == right.planned == LEAST_CASES
     assert right.worst_ratio is not None
     assert 0 < right.worst_ratio <= 1
+    assert "gradients are not checked" not in right.why
+    bare = whole(HEAD + "    return y.detach()", 5.0)
+    assert bare.ok and "gradients are not checked, as y carries no graph" in bare.why
     assert set(right.outputs) == {"y", "dx", "dw", "db"}
 
     found = [right] + [whole(HEAD + end, 2.0) for end in WORSE_AND_WORSE[1:4]]
