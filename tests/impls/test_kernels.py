@@ -123,6 +123,11 @@ def test_xhat_is_rounded_before_its_product_with_the_weight(op: str, dtype: str)
     once = partial(own.forward.func, **{**own.forward.keywords, "rounds_xhat": False})  # type: ignore[attr-defined]
     wrong = check(replace(own, forward=once), facts, case, DEVICE, Ask())
     assert wrong.failed == (dtype != "fp32")
+    few = replace(case, M=2, weight_dtype="same" if dtype == "fp32" else "fp32")  # a dw of many rows hides it
+    unrounded = partial(own.backward.func, **{**own.backward.keywords, "rounds_xhat": False})  # type: ignore[union-attr]
+    assert not check(own, facts, few, DEVICE, Ask()).failed
+    wrong = check(replace(own, backward=unrounded), facts, few, DEVICE, Ask())
+    assert {each.output for each in wrong.wrong} == (set() if dtype == "fp32" else {"dw"})
 
 
 @pytest.mark.parametrize("op", OPS)
