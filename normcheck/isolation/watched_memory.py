@@ -89,12 +89,14 @@ def in_region(memory: Memory, tensor: Tensor) -> int | None:
 class _Laid:
     """The judge's side of a region: its ``pattern``, and what a call took.
 
-    Bytes before ``clean`` have to be laid again before another call allocates here.
+    Bytes before ``laid`` have had the pattern; those before ``clean`` have to be laid again before another call
+    allocates here, for which there is memory to ``end``.
     """
 
     first: int
     end: int
     pattern: Pattern
+    laid: int
     clean: int
     blocks: list[Block] = field(default_factory=list)
     kept: list[Block] = field(default_factory=list)
@@ -121,24 +123,26 @@ class WatchedMemory:
 
         No tensor of an earlier call that is still in use lies there.
         """
-        size = max(_LEAST_BYTES, 1 << (2 * given - 1).bit_length())
-        free = [region for region in self._regions if not region.kept and region.end - region.first >= size]
-        region = next((region for region in free if region.pattern is pattern), None) or self._new(size, pattern)
-        self._current = region = region or next(iter(free), None)
+        size = max(_LEAST_BYTES, 2 * given)
+        free = [region for region in self._regions if not region.kept]
+        region = next((region for region in free if region.pattern is pattern), None) or next(iter(free), None)
+        self._current = region = None if size > _MOST_BYTES else region or self._new(pattern)
         if region is None:
             return None
         if region.pattern is not pattern:
-            region.pattern, region.clean = pattern, region.end
+            region.pattern, region.laid = pattern, region.first
+        region.end = region.first + size
         self._places = {name: at for name, at in self._places.items() if not region.first <= at < region.end}
-        self._fill(region.first, region.clean, pattern)
-        region.clean, region.blocks = region.first, []
+        self._fill(region.first, min(region.clean, region.laid), pattern)
+        self._fill(region.laid, region.end, pattern)
+        region.laid, region.clean, region.blocks = max(region.laid, region.end), region.first, []
         return region.first, region.end
 
-    def _new(self, size: int, pattern: Pattern) -> _Laid | None:
-        first = self._regions[-1].end if self._regions else self._memory.size
-        if size > _MOST_BYTES or len(self._regions) == _MOST_REGIONS or first + size > self._memory.end:
+    def _new(self, pattern: Pattern) -> _Laid | None:
+        first = self._memory.size + len(self._regions) * _MOST_BYTES
+        if len(self._regions) == _MOST_REGIONS or first + _MOST_BYTES > self._memory.end:
             return None
-        self._regions.append(_Laid(first, first + size, pattern, first + size))
+        self._regions.append(_Laid(first, first, pattern, first, first))
         return self._regions[-1]
 
     def look(self, answer: Message) -> list[Stray]:

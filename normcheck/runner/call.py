@@ -78,11 +78,12 @@ def forward(implementation: Implementation, case: Case, inputs: Inputs, arena: A
     """
     compiled.prepare(on_gpu=inputs.x.is_cuda)
     of_forward, op = {*implementation.overwrites} - {"dy"}, OPS[case.op]
-    restored = () if implementation.backward is None else of_forward
+    restored, lent = ((), of_forward) if implementation.backward is None else (of_forward, ())
+    given = overwriting.lent(lent, inputs)
     with guarded("forward", implementation), overwriting.put_back(restored, inputs):
         with arena:
-            named_inputs = {**named(inputs), **case.option_values}
-            of_all = (inputs.x, inputs.weight, inputs.bias)
+            named_inputs = {**named(given), **case.option_values}
+            of_all = (given.x, given.weight, given.bias)
             returned = called(implementation.forward, *of_all, eps=case.eps, **named_inputs)
             values = _named(_of_several(returned, op, inputs), "forward", op.main_output)
             _settle(values, inputs.x, arena)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,6 +17,34 @@ from torch import Tensor
 from normcheck.cases import guard_bands
 from normcheck.cases.inputs import Inputs
 from normcheck.errors import Broken
+
+
+class _Lent(torch.autograd.Function):
+    """The identity. What it returns has the memory of the leaf that it gets, but is no view of it."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor) -> Tensor:
+        return _in_its_memory(leaf)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Tensor:
+        return gradients[0]
+
+
+def _in_its_memory(tensor: Tensor) -> Tensor:
+    """Another tensor of the same elements, which autograd takes for no view."""
+    own = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+    return own.set_(tensor.untyped_storage(), tensor.storage_offset(), tensor.shape, tensor.stride())
+
+
+def lent(names: Collection[str], inputs: Inputs) -> Inputs:
+    """``inputs``, with another tensor of the same memory for each of these ``names``, if autograd records: a call may
+    mark it as written to (``ctx.mark_dirty``), which makes it a part of the graph, and which no leaf may be.
+
+    The gradient of one that wants one is still the leaf's.
+    """
+    own = [(name, tensor) for name, tensor in inputs.named() if name in names and torch.is_grad_enabled()]
+    return replace(inputs, **{name: _Lent.apply(t) if t.requires_grad else _in_its_memory(t) for name, t in own})
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +101,18 @@ def apart(returned: Mapping[str, Tensor], inputs: Inputs) -> dict[str, Tensor]:
 
 
 def _is_input(tensor: Tensor) -> bool:
-    """Whether ``tensor`` is a leaf of autograd's graph, or a view of one."""
+    """Whether ``tensor`` is a leaf of autograd's graph, one that was ``lent``, or a view of one."""
     node = tensor.grad_fn
-    while node is not None and node.name().startswith(_VIEWS):
+    while node is not None and node.name().startswith(_SAME_VALUES):
         node = node.next_functions[0][0]
     return tensor.requires_grad and (node is None or node.name() == "torch::autograd::AccumulateGrad")
 
 
-_VIEWS = ("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "AliasBackward", "AsStridedBackward")
-"""The beginnings of the names of nodes that are views."""
+_SAME_VALUES = (
+    *("ViewBackward", "UnsafeViewBackward", "ReshapeAliasBackward", "AliasBackward", "AsStridedBackward"),
+    f"{_Lent.__name__}Backward",
+)
+"""The beginnings of the names of nodes that are views, or the identity."""
 
 
 def _within(tensor: Tensor, storages: set[int]) -> bool:

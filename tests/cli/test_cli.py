@@ -94,11 +94,18 @@ class Marks(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, eps):
         ctx.mark_dirty(x)
-        return x.copy_(torch.nn.functional.rms_norm(x, x.shape[-1:], weight, eps))
+        wide = x.float()
+        rstd = torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps)
+        ctx.save_for_backward(wide * rstd, rstd, weight)
+        return x.copy_(wide * rstd * weight.float())
 
     @staticmethod
     def backward(ctx, dy):
-        return dy, None, None
+        xhat, rstd, weight = ctx.saved_tensors
+        wdy = dy.float() * weight.float()
+        dw = (dy.float() * xhat).reshape(-1, xhat.shape[-1]).sum(0)
+        dx = rstd * (wdy - xhat * (wdy * xhat).mean(-1, keepdim=True))
+        return dx.to(dy.dtype), dw.to(weight.dtype), None
 
 def forward(x, weight, bias, *, eps):
     return Marks.apply(x, weight, eps)
@@ -107,9 +114,19 @@ IMPLEMENTATIONS = (Implementation(name="mine", op="rmsnorm", forward=forward, ov
 """
 
 
-def test_who_marks_an_input_as_written_to_is_told_that_it_is_a_leaf(cli: Cli, kernel_file: KernelFile) -> None:
-    done = cli("verify", "--impl", kernel_file(MARKED).name, *FEW)
-    assert done.code == 1 and "leave out ctx.mark_dirty" in " ".join(done.out.split())
+@pytest.mark.slow
+def test_an_input_that_may_be_overwritten_may_be_marked_as_written_to(cli: Cli, kernel_file: KernelFile) -> None:
+    """Its gradient is judged, also if only another one is wanted: then no call makes the input a part of a graph."""
+    enough = ("--dtype", "fp16", "--device", "cpu", "--max-examples", "60", "--allow-thin")
+    done = cli("verify", "--impl", kernel_file(MARKED).name, *enough)
+    assert done.code == 0 and "right in 6 contexts" in " ".join(done.out.split()), done.out
+    assert "not returned: rstd;" in done.out  # but dx and dw
+    wrong = MARKED.replace("return dx.to", "return 1.1 * dx.to")
+    done = cli("verify", "--impl", kernel_file(wrong, name="wrong.py").name, *enough)
+    assert done.code == 1 and "dx is wrong" in done.out
+    undeclared = MARKED.replace('overwrites=("x",), ', "")
+    done = cli("verify", "--impl", kernel_file(undeclared, name="undeclared.py").name, *enough)
+    assert done.code == 1 and "but for those that overwrites= names" in " ".join(done.out.split())
 
 
 def test_few_cases_are_thin(cli: Cli) -> None:

@@ -145,8 +145,21 @@ def test_a_result_that_was_freed_may_lie_there_again(pair: Pair) -> None:
     assert len(places) == 1
 
 
+def test_a_call_has_the_memory_of_earlier_ones_that_nobody_holds(pair: Pair) -> None:
+    """Whatever their patterns and sizes: memory that nobody has touched costs its pages. The latest was still held."""
+    places = set()
+    for given, pattern in [(1000, NAN), (1 << 20, LARGE), (1 << 22, NAN), (5000, LARGE), (1 << 21, LARGE)]:
+        out = taken(pair.begin(pattern, given), fresh=pattern, around=pattern)
+        places.add(in_region(pair.there, out))
+        poke(out, -1)
+        (stray,) = pair.watched.look(pair.told(y=out))
+        assert stray.name == "y"
+    assert len(places) == 2
+
+
 def test_what_does_not_fit_is_left_to_the_arena(pair: Pair) -> None:
     assert pair.watched.lay(1 << 30, NAN) is None
+    assert pair.watched.look({}) == []  # such an answer tells of no region
     region = pair.begin()
     with Arena(Surroundings()) as arena:
         arena.region = region
