@@ -117,9 +117,11 @@ def _trials(cell: Cell, plan: Plan, ran: Sequence[Case]) -> Iterator[tuple[str, 
     if of_one_row:
         case = replace(max(of_one_row, key=lambda each: (each.N % 64 == 0, each.N)), rows="normal", dy="normal")
         yield from ((name, case) for name in _OF_ONE_ROW if name in plan.contexts)
-    wide = [case for case in ran if case.M and case.N in _WIDE and case.weights != NO_WEIGHT]
-    if wide and "again" in plan.contexts:
-        yield "again", replace(min(wide, key=lambda each: each.M * each.N), rows="normal", dy="normal")
+    ran = [case for case in ran if case.M and case.N in _WIDE and case.weights != NO_WEIGHT]
+    wide = [replace(case, rows="normal", dy="normal") for case in sorted(ran, key=lambda each: each.M * each.N)]
+    by_parity = {case.N % 2: case for case in reversed(wide)}  # by that frozen has one output unused, or the other
+    of_wide = [("again", wide[:1]), ("frozen", by_parity.values() if cell.op.adds_residual else ())]
+    yield from ((name, case) for name, cases in of_wide for case in cases if name in plan.contexts)
 
 
 def chosen(ran: Sequence[Case], device: str) -> tuple[Case, Case, Case]:

@@ -196,6 +196,46 @@ def test_wide_rows_are_tried_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
     assert tried(kernels.Right, wide)[0] == ""
 
 
+class Adds(torch.autograd.Function):
+    """Right, also if y or the sum is unused, but for ``wrong_at``: rows of this length with one of them unused."""
+
+    wrong_at = 0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        stored = x + residual
+        y, rstd = kernels.plain(stored, weight, eps)
+        ctx.save_for_backward(stored, weight, rstd)
+        return y, stored
+
+    @staticmethod
+    def backward(ctx: Any, *of: Tensor | None) -> tuple[Tensor, Tensor, Tensor, None]:
+        (dy, of_sum), (stored, weight, rstd) = of, ctx.saved_tensors
+        dx, dw = kernels.gradients(torch.zeros_like(stored) if dy is None else dy, stored, weight, rstd)
+        whole = dx.float() if of_sum is None else dx.float() + of_sum.float()
+        whole *= 1 + (None in of and stored.shape[1] == Adds.wrong_at)
+        return whole.to(dx.dtype), whole.to(dx.dtype), dw, None
+
+
+@pytest.mark.parametrize("wrong_at", [0, 4097, 8192])
+def test_an_output_of_wide_rows_may_be_unused(monkeypatch: pytest.MonkeyPatch, wrong_at: int) -> None:
+    monkeypatch.setattr(compiled, "graphs", lambda: 0)
+    monkeypatch.setattr(Adds, "wrong_at", wrong_at)
+
+    def forward(x: Tensor, weight: Tensor, bias: None, *, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+        y, stored = Adds.apply(x, residual, weight, eps)
+        return y, stored
+
+    own = Implementation(name="mine", op="fused_add_rmsnorm", forward=forward)
+    plan = Plan((), PROFILES["quick"], 0, "cpu", 120.0, contexts=("frozen",))
+    line = LINE.replace("rmsnorm", "fused_add_rmsnorm") + " bias=none"
+    ran = [parsed(line.format(m=m, n=n)) for m, n in ((65, 257), (64, 256), (2, 8192), (2, 4097))]
+    with session_of(own):
+        failed, _ = failing_in_context(Cell(OPS[own.op], own, "fp16", "mine.py"), plan, ran, used=30.0)
+    assert [result.case.N for result in failed] == [wrong_at] * bool(wrong_at)
+
+
 def test_what_is_compiled_anew_has_a_time_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LocalSession, "graphs", 1)
     assert tried(FrozenInput)[0] == "frozen dw"
