@@ -302,9 +302,18 @@ def without_unusual(case: Case) -> Case:
     return replace(plain, layout="contiguous", gap=0) if case.layout in _REFUSED_LAYOUTS else plain
 
 
+_TURNS = 840
+"""A multiple of each number up to 8, of 10 and of 12: shapes and strides go by turns of the seed, at most so many."""
+
+
 def without_seed(case: Case) -> Case:
     """What a kernel may know of a case before it is called: all but which of the cases of its kind it is."""
     return replace(case, seed=0)
+
+
+def with_other_values(case: Case) -> Case:
+    """``case`` with other values in tensors of the same shapes that lie alike: a kernel may refuse other strides."""
+    return replace(case, seed=case.seed + _TURNS)
 
 
 def with_rows(case: Case, rows: int) -> Case:

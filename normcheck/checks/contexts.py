@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import Case
+from normcheck.cases.case import Case, with_other_values
 from normcheck.cases.inputs import Inputs, make
 from normcheck.cases.op import Op
 from normcheck.cases.tensor_names import ROOT_FIRST, STATISTICS
@@ -71,7 +71,7 @@ def called_within(implementation: Implementation, op: Op, case: Case, device: st
     """
     session, context = session_of(implementation), CONTEXTS[name]
     home = session.home(case, device)
-    first, second = (make(replace(case, seed=case.seed + more), op, home) for more in (0, 1))
+    first, second = (make(of, op, home) for of in (case, with_other_values(case)))
     if context.one_weight:
         second = replace(second, weight=first.weight, bias=first.bias)
     if context.unused and second.dresidual_out is not None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.case import Case
+from normcheck.cases.case import Case, with_other_values
 from normcheck.cases.inputs import Inputs, make
 from normcheck.checks.contract import Problem
 from normcheck.checks.observe import Seen, observe, observe_in_place, start
@@ -31,7 +31,7 @@ def state_of_latest_forward(subject: Subject) -> Problem | None:
     if not i.deterministic:
         return None
     earlier = [_earlier(subject)] if case.seed % 4 else []
-    others = [replace(case, seed=case.seed + 1), *filter(None, earlier)]
+    others = [with_other_values(case), *filter(None, earlier)]
     found = _difference_after(subject, others)
     if found is None:
         return None

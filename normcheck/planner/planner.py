@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import Case, with_other_values
 from normcheck.cases.claims import Claims
 from normcheck.cases.depth import Depth
 from normcheck.cases.design import ALL_OPENED, Design
@@ -189,7 +189,7 @@ class Planner:
 
     def _again(self) -> Planned:
         latest = next(reversed(self.record.places.values()))
-        return Planned(replace(latest, seed=latest.seed + 1), Depth.MEMORY)
+        return Planned(with_other_values(latest), Depth.MEMORY)
 
     def _choose(self, seconds: float) -> None:
         """Leave the plain order if what it builds is too dear, and go back to it if that is not so any more."""

@@ -44,7 +44,8 @@ def lent(names: Collection[str], inputs: Inputs) -> Inputs:
     The gradient of one that wants one is still the leaf's.
     """
     own = [(name, tensor) for name, tensor in inputs.named() if name in names and torch.is_grad_enabled()]
-    return replace(inputs, **{name: _Lent.apply(t) if t.requires_grad else _in_its_memory(t) for name, t in own})
+    apply: Any = _Lent.apply
+    return replace(inputs, **{name: apply(t) if t.requires_grad else _in_its_memory(t) for name, t in own})
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 
-from normcheck.cases.case import Case
+from normcheck.cases.case import Case, with_other_values
+from normcheck.cases.claims import claims_of
 from normcheck.cases.data_kinds import dy_kinds
 from normcheck.cases.inputs import make
 from normcheck.cases.ops import OPS
+from normcheck.cases.strategies import choices, endless
 from normcheck.cases.strides import apart, cotangents, in_channels_last, read_by_forward
+from normcheck.impls import discovery
 
 ROWS = {
     "rmsnorm": {"x"},
@@ -25,6 +29,19 @@ def cases(op: str, layout: str) -> list[Case]:
     samples = "few" if OPS[op].modulated else ""
     case = Case(op=op, dtype="fp16", M=6, N=8, bias=False, samples=samples, layout=layout, gap=4)
     return [replace(case, seed=seed) for seed in range(20)]
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_other_values_lie_alike(op: str) -> None:
+    """A kernel that takes the one must take the other: shapes, strides and alignment, of each seed."""
+    layouts = set()
+    for torch in discovery.select("torch", (op,)):
+        for case in islice(endless(choices(claims_of(OPS[op], torch, "fp16")), 0), 200):
+            one, other = (make(own, OPS[op], "cpu") for own in (case, with_other_values(case)))
+            lie = [[(name, t.shape, t.stride(), t.data_ptr() % 16) for name, t in own.named()] for own in (one, other)]
+            assert lie[0] == lie[1], case
+            layouts.add(case.layout)
+    assert len(layouts) > 5
 
 
 @pytest.mark.parametrize("op", ROWS)

@@ -202,3 +202,18 @@ def test_bits_may_be_others_once_a_view_was_written_to(rows: int) -> None:
     fields = {"op": "rmsnorm_gated", "case": f"{case} weight_dtype=fp32 bias=none gate=normal", "context": ("again",)}
     (verdict,) = normcheck.verify(transposed, **fields)  # type: ignore[arg-type]
     assert (verdict.failure, verdict.contexts["again"].status) == (None, "held")
+
+
+def test_a_call_between_has_the_strides_of_its_case() -> None:
+    """It takes x and the residual with one row stride, as they have in a strided case of an even seed."""
+
+    def forward(x: Tensor, weight: Tensor, bias: None, *, eps: float, residual: Tensor) -> tuple[Tensor, Tensor]:
+        assert x.stride(0) == residual.stride(0)
+        stored = x + residual
+        return torch.nn.functional.rms_norm(stored, stored.shape[-1:], weight, eps), stored
+
+    mine = Implementation(name="mine", op="fused_add_rmsnorm", forward=forward, biases=(False,))
+    for seed in range(4):
+        case = case_of(f"fused_add_rmsnorm fp32 M=4 N=16 layout=strided gap=8 bias=none seed={seed}")
+        problems = check(mine, OPS[mine.op], case, "cpu", Ask(Depth.ROWS, other_modes=True)).problems
+        assert bool(problems) == seed % 2, problems

@@ -30,7 +30,7 @@ def fused_add(x, weight, bias, *, eps, residual):
 
 
 def one_stride(case):
-    return "takes x and the residual with one row stride" if case.layout == "x_strided" else None
+    return "takes x and the residual with one row stride" if case.layout in ("x_strided", "strided") else None
 
 
 IMPLEMENTATIONS = (
