@@ -79,7 +79,7 @@ def sglang_fused_rmsnorm_reads_other_rows() -> None:
     assert error(y[1], rms(x, w)[1]) > 0.1
 
 
-# --- ply-ai, chronicals ---
+# --- ply-ai, lmdeploy, chronicals ---
 @shows("ply-ai-1.0.5")
 def ply_rounds_through_fp16() -> None:
     from ply.rmsnorm import PlyRMSNorm
@@ -91,6 +91,38 @@ def ply_rounds_through_fp16() -> None:
     assert torch.equal(y, y.half().float())  # fp32 in which every value is one of fp16
     norm.weight.data.fill_(1e5)
     assert norm(x).isinf().any()
+
+
+def _far_apart() -> torch.Tensor:
+    """Rows of 64 elements, of which the last begins at element 2^31."""
+    x = torch.zeros(65537, 32768, device=DEVICE, dtype=F16)[:, :64]
+    x[-1] = numbers(64, dtype=F16)
+    return x
+
+
+@shows("ply-ai-1.0.5", gpu=True)
+def ply_counts_elements_in_32_bits() -> None:
+    from ply.rmsnorm import PlyRMSNorm
+
+    x, norm = _far_apart(), PlyRMSNorm(64, 1e-5).to(DEVICE, F16)
+    with torch.no_grad():
+        y = norm(x)
+    assert error(y[-1], rms(x[-1:], norm.weight)[0]) > 0.1
+
+
+@shows("lmdeploy-0.18.0", gpu=True)
+def lmdeploy_counts_elements_in_32_bits() -> None:
+    hollow("lmdeploy", "pytorch", "pytorch.kernels", "pytorch.kernels.cuda")
+    from lmdeploy.pytorch.kernels.cuda.rms_norm import rms_norm
+
+    x, w = _far_apart(), numbers(64, dtype=F16, seed=1)
+    try:
+        y = rms_norm(x, w, 1e-5)
+        torch.cuda.synchronize()
+    except RuntimeError as raised:
+        assert "illegal memory access" in str(raised)
+        return
+    assert error(y[-1], rms(x[-1:], w)[0]) > 0.1
 
 
 @shows("chronicals-0.1.4")

@@ -54,6 +54,7 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
     "blocks that stall": (blocks, {**RANKS, "stalls": 0.02}, 80.0, (100, 6)),
     "tuned that stalls": (tuned, {**RANKS, "stalls": 0.02}, 80.0, (60, 4)),
     "torch.compile, at first slow": (kernels.compiled_at_first_slowly, SMALL, 75.0, (100, 6)),
+    "tuned, at first slow": (kernels.tuned_at_first_slowly, RANKS, 90.0, (100, 6)),
 }
 """A kernel -> what it builds, how it is run, and its limits: seconds at most, cases and shapes at least. Several rows
 at the columns of models are what takes more than 16 s. The one tuned by width pays 8 s for rows of more than 4096
