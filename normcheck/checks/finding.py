@@ -195,8 +195,8 @@ def _recorded(cell: Cell, problem: Problem) -> str:
         )
     if "a leaf Variable that requires grad has been used" in problem.message:
         return (
-            "Inputs are leaves of autograd's graph, which no call may mark as written to, but for those that overwrites= "
-            "names."
+            "Inputs are leaves of autograd's graph, which no call may mark as written to, but for those that "
+            "overwrites= names."
         )
     own = cell.implementation.backward is not None  # which is called, and the inputs then require no grad
     if own or not any(words in problem.message for words in _OF_AUTOGRAD):

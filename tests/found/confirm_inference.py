@@ -116,13 +116,12 @@ def lmdeploy_counts_elements_in_32_bits() -> None:
     from lmdeploy.pytorch.kernels.cuda.rms_norm import rms_norm
 
     x, w = _far_apart(), numbers(64, dtype=F16, seed=1)
+    said = ""
     try:
-        y = rms_norm(x, w, 1e-5)
-        torch.cuda.synchronize()
+        wrong = error(rms_norm(x, w, 1e-5)[-1], rms(x[-1:], w)[0])
     except RuntimeError as raised:
-        assert "illegal memory access" in str(raised)
-        return
-    assert error(y[-1], rms(x[-1:], w)[0]) > 0.1
+        said, wrong = str(raised), 0.0
+    assert wrong > 0.1 or "illegal memory access" in said
 
 
 @shows("chronicals-0.1.4")
