@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from copy import copy
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
@@ -76,10 +77,10 @@ class Plain:
     def draw(self) -> None:
         """Draw the cases for what is not done."""
         self._drawn_with = self._refusals.claims
-        self.drawn_for, self._cases, self._taken = self._refusals.version, self._drawn(self.extent), 0
-        self._head = next(iter(self._cases), None)
+        self.drawn_for, self._rest = self._refusals.version, self._drawn(self.extent)
+        self._head = next(self.rest(), None)
 
-    def _drawn(self, extent: Extent) -> Iterable[Planned]:
+    def _drawn(self, extent: Extent) -> Iterator[Planned]:
         used = ALL_OPENED + self._refusals.combinations if self.opened else self._used
         return drawn(self._refusals.claims, extent, self._seed, done=self.done, used=used)
 
@@ -101,7 +102,7 @@ class Plain:
 
     def rest(self) -> Iterator[Planned]:
         """The cases that are still to come."""
-        return islice(iter(self._cases), self._taken, None)
+        return copy(self._rest)
 
     @property
     def at_most(self) -> int:
@@ -134,16 +135,12 @@ class Plain:
 
     def let_go(self) -> Iterator[Planned]:
         """The cases that are still to come, each of which comes no more once it was given."""
-        for planned in self.rest():
-            self._taken += 1
+        for planned in self._rest:
             if self._refusals.claims.takes(planned.case):
                 yield planned
 
     def _pop(self) -> Planned:
-        assert self._head is not None
-        taken = self._head
-        self._taken += 1
-        self._head = next(self.rest(), None)
+        taken, self._head = next(self._rest), next(self.rest(), None)
         return taken
 
     def _drawn_again(self) -> bool:
