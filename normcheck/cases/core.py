@@ -44,4 +44,3 @@ def _drawn(claims: Claims, extent: Extent, seed: int, done: Goals, used: int) ->
 def at_most(claims: Claims, extent: Extent, seed: int) -> int:
     """So many cases, none of which need be made, a core has at most: each covers a goal, but for those that open it."""
     return len(goals(claims, extent, seed)) + len(tuple(opening(claims))) + len((LONG_ROWS, *BATCHES))
-

@@ -22,7 +22,16 @@ from normcheck.cases.layouts import (
 )
 from normcheck.cases.op import Op
 from normcheck.cases.split import others_behind
-from normcheck.cases.strides import MODULATION, apart, cotangents, expanded, gap_of, in_channels_last, modulation_stride
+from normcheck.cases.strides import (
+    MODULATION,
+    apart,
+    cotangents,
+    expanded,
+    gap_of,
+    in_channels_last,
+    modulation_stride,
+    read_by_forward,
+)
 from normcheck.cases.tensor_names import GRADIENTS, ROOT_FIRST, STATISTICS
 from normcheck.checks import missing_bias, other_op, own_limit
 from normcheck.checks.ask import Ask
@@ -251,13 +260,15 @@ def _strides_in_words(case: Case, op: Op, *, backward: bool) -> str:
         )
         return f"Samples of {' and '.join(names)} lie {lie} elements apart here: does it use {use}?"
     of_samples = {name for name in names if case.channels or name in MODULATION}
-    use = " and ".join(f"{name}.stride({0 if name in of_samples else -2})" for name in names)
+    every = (*read_by_forward(case), *(cotangents(case) if backward else ()))
+    others = [name for name in every if name not in (*names, *MODULATION)]  # one may be read by the strides of another
+    use = " and ".join(f"{name}.stride({0 if name in of_samples else -2})" for name in (*names, *others))
     distances = dict.fromkeys(
         f"{modulation_stride(case, name) if name in MODULATION else case.N + gap_of(case, name)}" for name in names
     )
     what = "Samples" if case.channels else "Rows"
     lie = f"{what} of {' and '.join(names)} lie {' and '.join(distances)} elements apart here, not N={case.N}"
-    return f"{lie}: does it use {use}?"
+    return f"{lie}{' as those of ' * bool(others)}{' and '.join(others)}: does it use {use}?"
 
 
 def _head_strides(case: Case) -> str:

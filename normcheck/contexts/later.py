@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from normcheck.cases import guard_bands
-from normcheck.cases.inputs import Inputs
+from normcheck.cases.inputs import GRADIENT_OF, Inputs
 from normcheck.cases.tensor_names import RESIDUAL_OUT
 from normcheck.contexts.kernel import Kernel, Prevented, Step, as_it_lies, both, copied
 from normcheck.errors import Broken
@@ -26,6 +26,11 @@ def _set_default_device(device: torch.device) -> None:
     torch.set_default_device(None if device.type == "cpu" else device)  # None is how a process begins
 
 
+def _flushes_denormal() -> bool:
+    """What no function of torch tells."""
+    return not bool(torch.full((1,), 1e-40, dtype=torch.float32, device="cpu") * 1.0)
+
+
 _STATE: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = MappingProxyType(
     {
         "torch.get_default_dtype()": (torch.get_default_dtype, torch.set_default_dtype),
@@ -35,6 +40,7 @@ _STATE: Mapping[str, tuple[Callable[[], Any], Callable[[Any], object]]] = Mappin
             torch.get_float32_matmul_precision,
             torch.set_float32_matmul_precision,
         ),
+        "torch.set_flush_denormal": (_flushes_denormal, torch.set_flush_denormal),
         "torch.initial_seed()": (torch.initial_seed, torch.manual_seed),  # a random number that is drawn leaves it
     }
 )
@@ -70,6 +76,16 @@ def _default_mode() -> Iterator[None]:
         torch._C._set_deterministic_algorithms(was[0], warn_only=was[1])
 
 
+@contextmanager
+def _default_dtype(dtype: torch.dtype) -> Iterator[None]:
+    was = torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        yield
+    finally:
+        torch.set_default_dtype(was)
+
+
 def _served(kernel: Kernel, inputs: Inputs) -> Mapping[str, Tensor]:
     with torch.no_grad():
         return kernel.forward(copied(inputs)).outputs
@@ -77,8 +93,9 @@ def _served(kernel: Kernel, inputs: Inputs) -> Mapping[str, Tensor]:
 
 def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
     """torch's state; a result looked at again, one without gradients too, and a backward, after further calls; torch's
-    deterministic mode off, in which a kernel runs everywhere else; within a network; a backward after an output was
-    written to; two micro-batches; a second backward. ``second`` has the weight and bias of ``first``.
+    deterministic mode off, in which a kernel runs everywhere else, and another default dtype; within a network; a
+    backward after an output was written to; two micro-batches; a second backward. ``second`` has the weight and bias of
+    ``first``.
 
     A second backward that raises is loud, and no wrong result: then it could not be tried. So it comes last.
     """
@@ -105,6 +122,9 @@ def again(kernel: Kernel, first: Inputs, second: Inputs) -> Iterator[Step]:
         with _default_mode():
             found = both(kernel, copied(first))
         yield Step("with torch's deterministic mode off, as it is by default", (0,), found, exact=False)
+        with _default_dtype(torch.bfloat16):
+            found = both(kernel, copied(first))
+        yield Step("with bf16 as torch's default dtype, as engines have it", (0,), found, exact=False)
     if not kernel.by_autograd:
         return
     if not kernel.is_compiled():  # it would be compiled anew
@@ -136,15 +156,29 @@ def _written_to(kernel: Kernel, inputs: Inputs) -> Iterator[Step]:
 
 
 def _within_a_network(kernel: Kernel, inputs: Inputs) -> Iterator[Step]:
-    """An x that autograd has computed, as in any layer but the first; copies of what is saved, as of offloading."""
+    """Inputs that autograd has computed, as in any layer but the first, or of 1 + weight; copies of what is saved, as
+    of offloading; a dy whose rows are columns in memory, as behind a transposed y, for which a kernel may raise.
+    """
     own = copied(inputs)
-    x = as_it_lies(own.x.detach().requires_grad_())
-    called = kernel.forward(replace(own, x=x))
-    if "x" not in kernel.overwrites and not guard_bands.same_bits(x, inputs.x):
-        raise Broken("input_modified", "x", "x was modified, which autograd has computed; inputs belong to the caller")
+    computed = {GRADIENT_OF[name]: as_it_lies(t.detach().requires_grad_()) for name, t in own.leaves.items()}
+    called = kernel.forward(replace(own, **computed))
+    _require_unchanged(kernel, computed, inputs)
     outputs = {**called.outputs, **kernel.backward(called)}
-    yield Step("with an x that autograd has computed", (0,), outputs, exact=False)
+    _require_unchanged(kernel, computed, inputs)
+    yield Step("with inputs that autograd has computed", (0,), outputs, tuple(inputs.leaves), exact=False)
     with torch.autograd.graph.saved_tensors_hooks(as_it_lies, lambda tensor: tensor):
         called = kernel.forward(copied(inputs))
     gradients = kernel.backward(called)
     yield Step("with copies of what was saved, as offloading makes them", (0,), gradients, exact=False)
+    called = kernel.forward(copied(inputs))
+    columns = called.inputs.dy.mT.contiguous().mT if inputs.dy.dim() > 1 else inputs.dy
+    with suppress(Broken):
+        gradients = kernel.backward(replace(called, inputs=replace(called.inputs, dy=columns)))
+        yield Step("with a dy whose last dimension is not packed", (0,), gradients, exact=False)
+
+
+def _require_unchanged(kernel: Kernel, computed: Mapping[str, Tensor], inputs: Inputs) -> None:
+    for name, tensor in computed.items():
+        if name not in kernel.overwrites and not guard_bands.same_bits(tensor, getattr(inputs, name)):
+            words = f"{name} was modified, which autograd has computed; inputs belong to the caller"
+            raise Broken("input_modified", name, words)

@@ -220,11 +220,46 @@ def autograd(
     options = {"allow_unused": True, "retain_graph": retain}
     gradients: Sequence[Tensor | None] = (None,) * len(leaves)
     with guarded("backward, by torch autograd through y,"), arena, without_formula():
-        gradients = called(torch.autograd.grad, through, list(leaves.values()), cotangents, **options)
+        way = _accumulated if _checkpoints(through) else torch.autograd.grad
+        gradients = called(way, through, list(leaves.values()), cotangents, **options)
         if arena.waits:
             _synchronise(inputs.x)
     found = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
     return overwriting.apart(found, inputs)
+
+
+def _checkpoints(outputs: Sequence[Tensor]) -> bool:
+    """Whether behind ``outputs`` is a reentrant ``torch.utils.checkpoint``, which no ``torch.autograd.grad`` passes."""
+    nodes = [output.grad_fn for output in outputs]
+    seen = set(nodes)
+    while nodes:
+        node = nodes.pop()
+        if node is not None and node.name() == "CheckpointFunctionBackward":
+            return True
+        new = {behind for behind, _ in node.next_functions} - seen if node is not None else set()
+        nodes += new
+        seen |= new
+    return False
+
+
+def _accumulated(
+    outputs: Sequence[Tensor],
+    leaves: Sequence[Tensor],
+    cotangents: Sequence[Tensor],
+    *,
+    allow_unused: bool,
+    retain_graph: bool,
+) -> tuple[Tensor | None, ...]:
+    """What ``torch.autograd.grad`` returns, by ``torch.autograd.backward``."""
+    kept = [leaf.grad for leaf in leaves]
+    for leaf in leaves:
+        leaf.grad = None
+        leaf.retain_grad()
+    torch.autograd.backward(outputs, cotangents, retain_graph=retain_graph)
+    found = tuple(leaf.grad for leaf in leaves)
+    for leaf, grad in zip(leaves, kept, strict=True):
+        leaf.grad = grad
+    return found
 
 
 @contextmanager

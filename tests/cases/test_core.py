@@ -18,10 +18,12 @@ from normcheck.cases.axes import (
     OCTAVES,
     PAIRS,
     ROWS_OF_CLASS,
+    WIDTHS,
     band_of,
     is_edge,
     octave_of,
     row_class,
+    width_of,
 )
 from normcheck.cases.beyond import far_apart, full_blocks, large, many, model_sizes, rows_between, splits_of_models
 from normcheck.cases.case import Case
@@ -35,6 +37,7 @@ from normcheck.cases.layouts import EXPANDED
 from normcheck.cases.missed import in_words
 from normcheck.cases.ops import OPS
 from normcheck.cases.planned import Planned, goals_of
+from normcheck.cases.sizes import Extent
 from normcheck.cases.split import HEAD_COLUMNS, HEADS_SPAN, KV_HEADS, ROTARY_PARTS
 from normcheck.cases.strategies import choices, endless
 from normcheck.cases.strides import apart, cotangents, in_channels_last, misaligned_alone, parameters, read_by_forward
@@ -305,8 +308,16 @@ def test_no_seed_is_unlucky_and_each_line_of_a_core_is_a_case(op: str) -> None:
     assert edges == {high for high, _ in OCTAVES if high >= 8}, seed
     alone = {planned.case.N for planned in found if planned.case.M == 1}
     assert min(sum(n > low for n in alone) for low in (32768, 65536)) >= 3
-    assert len(found) <= 375
+    assert len(found) <= 380
     assert max(planned.case.M for planned in found if planned.case.N > 65536) <= BANDS_END
+
+
+@pytest.mark.parametrize("extent", [QUICK, QUICK.with_dear_rows.with_dear_columns, QUICK.on("cuda")])
+def test_rows_of_every_width_end_in_the_middle_of_a_vector(extent: Extent) -> None:
+    """Several of them: of an even N that is no multiple of 8, one that is a multiple of 4, and one that is not."""
+    several = {planned.case.N for planned in core(claims("rmsnorm"), extent, 0) if planned.case.M > 1}
+    ends = {(width_of(n), n % 4) for n in several if n > 8 and n % 2 == 0 and n % 8}
+    assert ends == {(width, end) for width in WIDTHS[1:-1] for end in (0, 2)}
 
 
 def test_every_class_of_sizes_is_in_a_core() -> None:

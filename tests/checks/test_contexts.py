@@ -100,6 +100,7 @@ def test_an_exception_in_a_context_is_a_finding_of_that_context() -> None:
     [
         ("torch.manual_seed(123456)", "torch.initial_seed() is 123456"),
         ("torch.set_default_dtype(torch.float64)", "torch.get_default_dtype() is torch.float64"),
+        ("torch.set_flush_denormal(True)", "torch.set_flush_denormal is True"),
         ("torch.rand(3)", ""),
         ("with torch.random.fork_rng(): torch.manual_seed(0)", ""),
     ],

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 from torch.utils.weak import WeakIdKeyDictionary
 
 from normcheck import Implementation
@@ -357,8 +358,73 @@ def plain_when_compiled(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: 
     return y
 
 
+class PackedDy(Right):
+    """Wrong: takes the last stride of dy for 1, as it is of most."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        return Right.backward(ctx, dy.mT.reshape(dy.shape) if dy.stride(-1) != 1 else dy)
+
+
+class RefusesColumns(Right):
+    """Right: a dy whose last stride is not 1 is refused loudly."""
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        if dy.stride(-1) not in (0, 1) and min(dy.shape) > 1:
+            raise RuntimeError("dy.stride(-1) must be 1")
+        return Right.backward(ctx, dy)
+
+
+class DxInX(Right):
+    """Wrong: an x that is no leaf is taken for a temporary one, and dx is written to its memory."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.may_write = not x.is_leaf
+        return Right.forward(ctx, x, weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        dx, dw, _ = Right.backward(ctx, dy)
+        x = ctx.saved_tensors[0]
+        return x.data.copy_(dx) if ctx.may_write and dx is not None else dx, dw, None
+
+
+class DwOfLeaves(Right):
+    """Wrong: the gradient of a weight that was computed, such as 1 + w, is forgotten."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        ctx.is_leaf = weight.is_leaf
+        return Right.forward(ctx, x, weight, eps)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> tuple[Tensor | None, Tensor | None, None]:
+        dx, dw, _ = Right.backward(ctx, dy)
+        return dx, dw if ctx.is_leaf else None, None
+
+
+class OfDefaultDtype(Right):
+    """Wrong: rstd is kept in torch's default dtype."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        y, rstd = plain(x, weight, eps)
+        ctx.save_for_backward(x, weight, rstd.to(torch.get_default_dtype()))
+        return y
+
+
+def checkpointed(x: Tensor, weight: Tensor, bias: Tensor | None, *, eps: float) -> Tensor:
+    """Right: its backward computes it once more, by a way that ``torch.autograd.grad`` cannot go."""
+    y: Tensor = checkpoint(Right.apply, x, weight, eps, use_reentrant=True)
+    return y
+
+
 RIGHT = {
     "right": function(Right),
+    "refuses_columns": function(RefusesColumns),
+    "checkpointed": checkpointed,
     "only_what_is_wanted": function(OnlyWhatIsWanted),
     "frees_itself": function(FreesItself),
     "no_grad_saves_nothing": no_grad_saves_nothing,
@@ -376,6 +442,10 @@ WRONG = {
     "frozen_weight": (function(FrozenWeight), "frozen", "dx"),
     "overwrites_saved": (function(OverwritesSaved), "again", "dx"),
     "one_buffer_for_dw": (function(OneBufferForDw), "again", "dw"),
+    "packed_dy": (function(PackedDy), "again", "dx"),
+    "dx_in_x": (function(DxInX), "again", "x"),
+    "dw_of_leaves": (function(DwOfLeaves), "again", "dw"),
+    "of_default_dtype": (function(OfDefaultDtype), "again", "dx"),
     "ring": (ring, "again", "y"),
     "ring_without_gradients": (ring_without_gradients, "again", "y"),
     "late": (late, "again", "y"),
