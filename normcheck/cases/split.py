@@ -17,6 +17,10 @@ C / p, or C if that is a prime; but 1 if each group were one element, of which t
 have a number that divides C."""
 
 
+_MOST_GROUPS = 65535
+"""Of more, as no model has them, "few" are made: torch's own backward on a GPU raises, as a grid has no more."""
+
+
 class Split(NamedTuple):
     """The N columns of a sample are C ``channels`` of L elements, ``length``, in so many ``groups`` of channels."""
 
@@ -37,6 +41,8 @@ def split_of(columns: int, channels: str, groups: str) -> Split:
     parts = _part(count, groups)
     if parts == columns and not groups.isdigit():
         parts = 1
+    if parts > _MOST_GROUPS and not groups.isdigit():
+        parts = least_prime(count)
     return Split(parts, count, columns // count)
 
 

@@ -220,8 +220,7 @@ def autograd(
     options = {"allow_unused": True, "retain_graph": retain}
     gradients: Sequence[Tensor | None] = (None,) * len(leaves)
     with guarded("backward, by torch autograd through y,"), arena, without_formula():
-        way = _accumulated if _checkpoints(through) else torch.autograd.grad
-        gradients = called(way, through, list(leaves.values()), cotangents, **options)
+        gradients = called(_gradients, through, list(leaves.values()), cotangents, **options)
         if arena.waits:
             _synchronise(inputs.x)
     found = {name: g for name, g in zip(leaves, gradients, strict=True) if g is not None}
@@ -242,7 +241,7 @@ def _checkpoints(outputs: Sequence[Tensor]) -> bool:
     return False
 
 
-def _accumulated(
+def _gradients(
     outputs: Sequence[Tensor],
     leaves: Sequence[Tensor],
     cotangents: Sequence[Tensor],
@@ -250,7 +249,9 @@ def _accumulated(
     allow_unused: bool,
     retain_graph: bool,
 ) -> tuple[Tensor | None, ...]:
-    """What ``torch.autograd.grad`` returns, by ``torch.autograd.backward``."""
+    """What ``torch.autograd.grad`` returns, if need be by ``torch.autograd.backward``."""
+    if not _checkpoints(outputs):
+        return torch.autograd.grad(outputs, leaves, cotangents, retain_graph=retain_graph, allow_unused=allow_unused)
     kept = [leaf.grad for leaf in leaves]
     for leaf in leaves:
         leaf.grad = None

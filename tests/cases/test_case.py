@@ -28,7 +28,7 @@ from normcheck.cases.layouts import (
 )
 from normcheck.cases.ops import OPS
 from normcheck.cases.parameters import Parameters, parameters_of, with_parameters
-from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS, ROTARY_PARTS
+from normcheck.cases.split import CHANNEL_COUNTS, GROUP_COUNTS, HEAD_COLUMNS, KV_HEADS, ROTARY_PARTS, split_of
 from normcheck.errors import UsageError
 from normcheck.planner.refusals import with_value
 from tests.case_lines import OPTIONS
@@ -300,3 +300,10 @@ def test_any_mutation(data: st.DataObject) -> None:
 @given(value=st.text(min_size=1, max_size=900))
 def test_any_value_of_a_field(name: str, value: str) -> None:
     case_or_complaint(f"layernorm bf16 M=2 N=3 {name}={value}"[:1000])
+
+
+def test_there_are_no_more_groups_than_a_grid_has() -> None:
+    """As many as they are, unless a word alone makes them more; who names a number has it."""
+    assert split_of(131072, "many", "each") == split_of(131072, "many", "few") == (2, 65536, 2)
+    assert split_of(65544, "many", "each").groups == 32772
+    assert split_of(131072, "many", "65536").groups == 65536

@@ -120,6 +120,31 @@ def test_a_call_that_leaves_another_state_of_torch_is_found(line: str, told: str
         assert (found.kind, found.check) == (CONTEXT, "again") and told in found.message
 
 
+class ReturnsViews(torch.autograd.Function):
+    """Right: both outputs are views, as of Liger. Once one was written to, autograd knows no way back through them."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        stored = x + residual
+        y, rstd = kernels.plain(stored, weight, eps)
+        ctx.save_for_backward(stored, weight, rstd)
+        return y.view(y.shape), stored.view(stored.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *of: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        dx, dw = kernels.gradients(of[0], *ctx.saved_tensors)
+        return dx + of[1], dx + of[1], dw, None
+
+
+def test_outputs_may_be_views() -> None:
+    def norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+        y, stored = ReturnsViews.apply(x, residual, weight, eps)
+        return y, stored
+
+    verdict = judged(norm, "again", op="fused_add_rmsnorm", case=f"fused_add_{CASE}")
+    assert (verdict.failure, verdict.contexts["again"].status) == (None, "held")
+
+
 class KeepsY(torch.autograd.Function):
     """d of a sum of squares, from its own y; ``asks``: autograd keeps it, and knows of changes."""
 
