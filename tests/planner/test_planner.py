@@ -40,7 +40,7 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
     "for each M": (kernels.for_each_m, RANKS, 16.5, (100, 6)),
     "for each layout": (kernels.for_layouts, RANKS, 41.5, (190, 20)),
     "load_inline": (kernels.loaded_once, RANKS, 60.0, (230, 60)),
-    "blocks among 50 cells": (blocks, {**RANKS, "cells": 50}, 13.3, (180, 11)),
+    "blocks among 50 cells": (blocks, {**RANKS, "cells": 50}, 13.5, (180, 11)),
     "tuned among 50 cells": (tuned, {**RANKS, "cells": 50}, 16.0, (120, 8)),
     **{
         f"{price} s a key{' of M' * tall}": (
@@ -58,7 +58,9 @@ TABLE: dict[str, tuple[Builds, dict[str, Any], float, tuple[int, int]]] = {
 }
 """A kernel -> what it builds, how it is run, and its limits: seconds at most, cases and shapes at least. Several rows
 at the columns of models are what takes more than 16 s. The one tuned by width pays 8 s for rows of more than 4096
-columns, without which a kernel that fails there passed."""
+columns, without which a kernel that fails there passed. The eight even N that are no multiple of 8 move the blocks
+among 50 cells past the 13.3 s that they had, by 0.1 s.
+"""
 
 
 FAULTS: dict[str, Callable[[Case], bool]] = {
